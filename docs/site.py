@@ -1,4 +1,7 @@
-"""What the site adds to the pages of docs/: the commands' reference, and linked files outside of docs/.
+"""What the site adds to the pages of docs/.
+
+A page for each command and for linked files outside of docs/; commands to copy without prompts; a search that
+also works when pages are opened as files; Markdown of every page, and llms.txt.
 
 A hook of MkDocs (mkdocs.yml). `python docs/site.py FOLDER` checks that a built site loads nothing from
 elsewhere.
@@ -8,10 +11,12 @@ from __future__ import annotations
 
 import html.parser
 import inspect
+import json
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,11 @@ import click
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[\w-]+)?(?=\))")
+COMMENT = re.compile(r"^<!--.*?-->\n|<!--.*?-->", re.MULTILINE | re.DOTALL)
 COMMANDS = "reference/commands.md"
+STEPS_JOB = "heat"  # a job that has every option of a run
+NAVIGATION: list[Any] = []  # its entries
+SOURCES: dict[str, str] = {}  # Markdown of every page, by its URI
 SOURCE = "source"  # folder of the site for files outside of docs/
 LANGUAGES = {
     ".py": "python",
@@ -37,12 +46,17 @@ LARGEST = 100_000  # bytes of a file that is shown
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each file or folder outside of docs/ that a page links to."""
+    """Add a page for each command, and for each file or folder outside of docs/ that a page links to."""
     from mkdocs.structure.files import File, InclusionLevel
 
     def add(uri: str, text: str) -> None:
         files.append(File.generated(config, uri, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
 
+    for ctx in all_commands(root_context()):
+        uri = command_uri(ctx)
+        files.append(
+            File.generated(config, uri, content=command_page(ctx), inclusion=InclusionLevel.INCLUDED)
+        )
     pages = {file.src_uri: (ROOT / "docs" / file.src_uri) for file in files.documentation_pages()}
     waiting = [(uri, path.read_text()) for uri, path in pages.items() if path.exists()]
     done: set[str] = set()
@@ -61,10 +75,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Add the commands to their page, and let links to files outside of docs/ lead to their pages."""
+    """Add the list of commands to their page, and let links to files outside of docs/ lead to their pages."""
     uri = page.file.src_uri
     if uri == COMMANDS:
-        return markdown + commands()
+        markdown += command_list()
 
     def changed(match: re.Match[str]) -> str:
         path = outside(uri, match[1])
@@ -73,7 +87,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = inside(uri, match[1]) if path is None else source_uri(path)
         return posixpath.relpath(target, posixpath.dirname(uri) or ".") + (match[2] or "")
 
-    return LINK.sub(changed, markdown)
+    shown = LINK.sub(changed, markdown)
+    SOURCES[uri] = COMMENT.sub("", shown)
+    return shown
 
 
 def real_path(uri: str, target: str) -> str:
@@ -112,31 +128,121 @@ def as_page(path: str) -> str:
     return f"# {path}\n\n````{LANGUAGES.get(place.suffix, 'text')}\n{text.rstrip()}\n````\n"
 
 
-# --- The commands' reference, from the commands ---
+# --- The commands' reference: a page for each command, made from the command ---
 
 
-def commands() -> str:
-    """Every command with its help and options, as Markdown."""
+def on_config(config: Any) -> Any:
+    """Put the pages of the commands into the navigation."""
+
+    def changed(entry: Any) -> Any:
+        if isinstance(entry, dict):
+            return {title: changed(value) for title, value in entry.items()}
+        if isinstance(entry, list):
+            return [changed(value) for value in entry]
+        return [entry, *(child for _, child in command_nav(root_context()))] if entry == COMMANDS else entry
+
+    config.nav = changed(config.nav)
+    return config
+
+
+def root_context() -> click.Context:
     from meshrun.launch.cli.main import command
 
-    root = click.Context(command, info_name="meshrun", **command.context_settings)
-    return "\n" + "".join(sections(root, 2))
+    return click.Context(command, info_name="meshrun", **command.context_settings)
 
 
-def sections(ctx: click.Context, level: int) -> Iterator[str]:
+def children(ctx: click.Context) -> Iterator[click.Context]:
+    """The commands of a group that have pages. `plan` and `kernel` have the same options for every job."""
+    from meshrun.launch.cli.job_command import JobsShown
+
+    group = ctx.command
+    if isinstance(group, click.Group) and not isinstance(group, JobsShown):
+        for name in group.list_commands(ctx):
+            child = group.get_command(ctx, name)
+            if child is not None and not child.hidden:
+                yield click.Context(child, info_name=name, parent=ctx)
+
+
+def command_uri(ctx: click.Context) -> str:
+    """The page of a command, such as reference/commands/bench/all_reduce.md."""
+    _, *words = ctx.command_path.split()
+    return posixpath.join("reference/commands", *words) + ".md"
+
+
+def command_nav(ctx: click.Context) -> Iterator[tuple[str, Any]]:
+    """The pages of the commands of a group: (page, entry of the navigation)."""
+    for child in children(ctx):
+        below = [entry for _, entry in command_nav(child)]
+        yield (
+            command_uri(child),
+            {child.info_name: [command_uri(child), *below] if below else command_uri(child)},
+        )
+
+
+def all_commands(ctx: click.Context) -> Iterator[click.Context]:
+    """The commands of a group and of the groups in it."""
+    for child in children(ctx):
+        yield child
+        yield from all_commands(child)
+
+
+def command_page(ctx: click.Context) -> str:
+    """The page of a command, as Markdown: its help, its options by section, and the commands in it."""
+    from meshrun.launch.cli.job_command import JobCommand, Jobs
+
     command = ctx.command
-    yield f"{'#' * level} {ctx.command_path}\n\n"
     pieces = " ".join(command.collect_usage_pieces(ctx))
-    yield f"`{ctx.command_path} {pieces}`\n\n" if pieces else ""
-    yield help_text(command.help or "")
-    records = [one.get_help_record(ctx) for one in command.get_params(ctx)]
+    text = [f"# {ctx.command_path}\n\n`{ctx.command_path} {pieces}`\n\n", help_text(command.help or "")]
+    if isinstance(command, JobCommand):  # the options of every job are on the page of the group
+        parent = posixpath.relpath(command_uri(ctx.parent), posixpath.dirname(command_uri(ctx)))
+        own = [row for row in command.params if isinstance(row, click.Option)][: command.own]
+        text += option_list(ctx, "Options of this job", own)
+        text.append(f"The [options of every job]({parent}) apply, too.\n")
+    elif isinstance(command, Jobs):
+        text += options_of_every_job(ctx, command)
+    else:
+        text += option_list(ctx, "Options", command.get_params(ctx))
+    below = [
+        (child, posixpath.relpath(command_uri(child), posixpath.dirname(command_uri(ctx))))
+        for child in children(ctx)
+    ]
+    if below:
+        text.append("## Jobs\n\n" if isinstance(command, Jobs) else "## Commands\n\n")
+        text += [
+            f"- [{child.command_path}]({page}): {escaped(child.command.get_short_help_str(200))}\n"
+            for child, page in below
+        ]
+    return "".join(text)
+
+
+def command_list() -> str:
+    """The commands with a line each, as Markdown."""
+    lines = [
+        f"- [{child.command_path}]({posixpath.relpath(command_uri(child), 'reference')}): "
+        f"{escaped(child.command.get_short_help_str(200))}\n"
+        for child in children(root_context())
+    ]
+    return "\n" + "".join(lines)
+
+
+def options_of_every_job(ctx: click.Context, group: Any) -> Iterator[str]:
+    """The options of a job's command that are not its own, by the section of the help."""
+    child = group.get_command(ctx, STEPS_JOB)
+    inside = click.Context(child, info_name="JOB", parent=ctx)
+    options = [row for row in child.params if isinstance(row, click.Option)][child.own :]
+    named = {row.name: row for row in options}
+    groups = child.groups or {"Options": list(named)}
+    for title, names in groups.items():
+        yield from option_list(inside, title, [named[name] for name in names])
+
+
+def option_list(ctx: click.Context, title: str, parameters: Sequence[click.Parameter]) -> Iterator[str]:
+    """A section with a list of options; nothing if there are none."""
+    records = [row.get_help_record(ctx) for row in parameters]
+    if any(records):
+        yield f"## {title}\n\n"
     for flags, text in filter(None, records):
         yield f"`{flags}`\n:   {escaped(text) or '&nbsp;'}\n\n"
-    if isinstance(command, click.Group):
-        for name in command.list_commands(ctx):
-            child = command.get_command(ctx, name)
-            if child is not None and not child.hidden:
-                yield from sections(click.Context(child, info_name=name, parent=ctx), min(level + 1, 4))
 
 
 def help_text(text: str) -> str:
@@ -151,6 +257,75 @@ def help_text(text: str) -> str:
 def escaped(text: str) -> str:
     """Text whose characters have no meaning in Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", " ".join(text.split()))
+
+
+# --- Copying, offline search, and Markdown of every page ---
+
+BLOCK = re.compile(r'<div class="language-(console|pycon)[^"]*">.*?</div>', re.DOTALL)
+PROMPTS = {"console": ("$ ",), "pycon": (">>> ", "... ")}
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let the copy button of a session copy its commands, without prompts and output."""
+
+    def changed(match: re.Match[str]) -> str:
+        text = unescape(re.sub(r"<[^>]+>", "", match[0]))
+        copied = session_commands(text, PROMPTS[match[1]])
+        return match[0].replace("<div ", f'<div data-copy="{escape(copied)}" ', 1) if copied else match[0]
+
+    return BLOCK.sub(changed, html)
+
+
+def session_commands(text: str, prompts: tuple[str, ...]) -> str:
+    """The commands of a session: the lines after prompts, and what continues them after a backslash."""
+    commands, continued = [], False
+    for line in text.splitlines():
+        prompt = next((word for word in prompts if line.startswith(word)), None)
+        if prompt is not None or continued:
+            commands.append(line.removeprefix(prompt or ""))
+        continued = (prompt is not None or continued) and line.endswith("\\")
+    return "\n".join(commands)
+
+
+def on_nav(nav: Any, **_: Any) -> None:
+    NAVIGATION[:] = nav.items
+
+
+def on_post_build(config: Any) -> None:
+    """Write the script of the search on pages opened as files, Markdown of every page, and llms.txt."""
+    site = Path(config.site_dir)
+    worker = next((site / "assets" / "javascripts" / "workers").glob("search.*.js"))
+    source = json.dumps(worker.read_text()).replace("</", "<\\/")
+    (site / "search" / "worker.js").write_text(f"var searchWorker = {source};\n")
+    for uri, text in SOURCES.items():
+        page = site / uri
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(with_docstrings(text))
+    lines = [f"# {config.site_name}\n\n> {config.site_description}\n"]
+    for item in NAVIGATION:
+        lines.append(f"\n## {item.title}\n\n")
+        lines += [f"- [{page.title}]({page.file.src_uri})\n" for page in pages_in(item)]
+    (site / "llms.txt").write_text("".join(lines))
+
+
+def pages_in(item: Any) -> Iterator[Any]:
+    """The pages of an entry of the navigation."""
+    if item.children is None:
+        yield item
+    for child in item.children or ():
+        yield from pages_in(child)
+
+
+def with_docstrings(text: str) -> str:
+    """A page of Markdown with a public name's signature and docstring in place of `::: NAME`."""
+    import meshrun
+
+    def described(match: re.Match[str]) -> str:
+        value = getattr(meshrun, match[1])
+        signature = "" if inspect.isclass(value) else inspect.signature(value)
+        return f"## {match[1]}\n\n```text\nmeshrun.{match[1]}{signature}\n\n{inspect.getdoc(value)}\n```\n"
+
+    return re.sub(r"^::: meshrun\.(\w+)$", described, text, flags=re.MULTILINE)
 
 
 # --- The check of a built site ---
@@ -185,9 +360,19 @@ def loaded_from_elsewhere(site: Path) -> list[str]:
     return faults
 
 
+def missing_files(site: Path) -> list[str]:
+    """What the built site lacks: of the search on pages opened as files, and of Markdown for each page."""
+    wanted = [site / "llms.txt", site / "search" / "search_index.js", site / "search" / "worker.js"]
+    pages = [page.with_suffix(".md") for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
+    wanted += [page for page in pages if SOURCE not in page.relative_to(site).parts]
+    return [f"{path} is missing" for path in wanted if not path.exists()]
+
+
 if __name__ == "__main__":
     built = Path(sys.argv[1])
     if not (built / "index.html").exists():
         sys.exit(f"{built} holds no site")
     if found := loaded_from_elsewhere(built):
         sys.exit("\n".join(["the site loads from elsewhere:", *found]))
+    if missing := missing_files(built):
+        sys.exit("\n".join(missing))

@@ -47,12 +47,23 @@ class MeshrunError(Exception):
 
     Parameters
     ----------
-    what: what was being done to what, and how it failed.
-    why: what went wrong, in words of its own, such as those of the operating system.
-    got, expected: the offending value and what would have been right.
-    hint: what to type or change; printed after "Try:".
-    everywhere: true when every rank raises this same error at the same step,
-        so that all can end in order and only rank 0 needs to speak.
+    what : str
+        What was being done to what, and how it failed.
+    why : object, optional
+        What went wrong, in words of its own, such as those of the operating system.
+    got, expected : object, optional
+        The offending value, and what would have been right.
+    hint : str, optional
+        What to type or change; printed after "Try:".
+    everywhere : bool
+        Whether every rank raises this same error at the same step, so that all end in order and only rank 0
+        reports it.
+
+    Examples
+    --------
+    >>> raise meshrun.UserError("cannot smear by this weight", got=2.0, expected="0 to 1")
+    Traceback (most recent call last):
+    meshrun.runner.errors.UserError: cannot smear by this weight: got 2.0, expected 0 to 1
     """
 
     exit_code = Exit.FAILED
@@ -89,17 +100,49 @@ class MeshrunError(Exception):
 
 
 class UserError(MeshrunError):
-    """A request that cannot be carried out, such as a wrong option or file."""
+    """A request that cannot be carried out, such as a wrong option or file; the exit status is 2.
+
+    Its parameters are those of `MeshrunError`.
+
+    Examples
+    --------
+    >>> raise meshrun.UserError("cannot smear by this weight", got=2.0, hint="0.5")
+    Traceback (most recent call last):
+    meshrun.runner.errors.UserError: cannot smear by this weight: got 2.0. Try: 0.5
+    """
 
     exit_code = Exit.BAD_REQUEST
 
 
 class RunError(MeshrunError):
-    """A failure of a run whose request was right."""
+    """A failure of a run whose request was right; the exit status is 1.
+
+    Its parameters are those of `MeshrunError`.
+
+    Examples
+    --------
+    >>> raise meshrun.RunError("the energy is not finite after step 12", everywhere=True)
+    Traceback (most recent call last):
+    meshrun.runner.errors.RunError: the energy is not finite after step 12
+    """
 
 
 class BadResult(RunError):
-    """The run is complete, and what it found has an exit status of its own. exit_code: that status."""
+    """The run is complete, and its result has an exit status of its own.
+
+    Parameters
+    ----------
+    what : str
+        What the result is.
+    exit_code : int
+        The exit status.
+
+    Examples
+    --------
+    >>> raise meshrun.BadResult("3 of 8 GPUs are slow", 1)
+    Traceback (most recent call last):
+    meshrun.runner.errors.BadResult: 3 of 8 GPUs are slow
+    """
 
     def __init__(self, what: str, exit_code: int) -> None:
         super().__init__(what, everywhere=True)

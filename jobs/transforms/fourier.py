@@ -40,20 +40,39 @@ def fft(
 ) -> Any:
     """Return the discrete Fourier transform along `axes`, as numpy.fft.fftn. Collective if there is a world.
 
-    x: this rank's part of an array that is split along the axis `split` over all ranks of `world`
-    (`World.redistribute`); without a world, the whole array. Of NumPy on CPU ranks, of CuPy on GPU ranks.
-    Returns complex64 for float16, float32 and complex64, and complex128 for float64, complex128 and, which
-    are converted to float64 first, integers and bool.
+    Parameters
+    ----------
+    x : numpy.ndarray, cupy.ndarray or DistributedArray
+        This rank's part of an array that is split over all ranks of `world` (`World.redistribute`), or the
+        whole array. Of CuPy on GPU ranks.
+    world : World, optional
+        The ranks. None: `x` is the whole array. A distributed array knows its world.
+    axes : int or sequence of int, optional
+        To transform, without repetitions. None: all.
+    norm : {"backward", "forward", "ortho"}
+        Which direction is divided by the number of cells: the inverse ("backward"), the other one
+        ("forward"), or both by its root ("ortho").
+    split : int
+        The axis along which `x` is split.
+    keep_order : bool
+        Whether the result is split along `split` as `x` is. False saves a redistribution, and also returns
+        the axis along which the result is split.
 
-    axes: to transform, without repetitions; None: all. norm: which direction is divided by the number of
-    cells: the inverse ("backward"), the other one ("forward"), or both by its root ("ortho"). Of a
-    distributed array, which knows its world, the result is one, split along its first axis.
+    Returns
+    -------
+    numpy.ndarray, cupy.ndarray or DistributedArray
+        complex64 for float16, float32 and complex64; complex128 for float64, complex128 and, converted to
+        float64 first, integers and bool. Of a distributed array: one that is split along its first axis.
 
-    keep_order: the result is split along `split` as `x` is. False saves a redistribution: returns the
-    result, and the axis along which it is split.
+    Raises
+    ------
+    UserError
+        On every rank, for axes that do not exist or have no cells, for other dtypes, and if the array cannot
+        be split.
 
-    Raises UserError, on every rank, for axes that do not exist or have no cells, for other dtypes, and if the
-    array cannot be split.
+    Examples
+    --------
+    >>> spectrum = meshrun.fft(meshrun.load(world, "u.npy"))
     """
     return _transform(x, world, axes, False, "", norm, None, split, keep_order)
 
@@ -67,8 +86,40 @@ def ifft(
     split: int = 0,
     keep_order: bool = True,
 ) -> Any:
-    """Return the inverse of `fft`, as numpy.fft.ifftn; parameters, dtypes and errors as there. Collective if
-    there is a world.
+    """Return the inverse of `fft`, as numpy.fft.ifftn. Collective if there is a world.
+
+    Parameters
+    ----------
+    x : numpy.ndarray, cupy.ndarray or DistributedArray
+        This rank's part of an array that is split over all ranks of `world` (`World.redistribute`), or the
+        whole array. Of CuPy on GPU ranks.
+    world : World, optional
+        The ranks. None: `x` is the whole array. A distributed array knows its world.
+    axes : int or sequence of int, optional
+        To transform, without repetitions. None: all.
+    norm : {"backward", "forward", "ortho"}
+        Which direction is divided by the number of cells: the inverse ("backward"), the other one
+        ("forward"), or both by its root ("ortho").
+    split : int
+        The axis along which `x` is split.
+    keep_order : bool
+        Whether the result is split along `split` as `x` is. False saves a redistribution, and also returns
+        the axis along which the result is split.
+
+    Returns
+    -------
+    numpy.ndarray, cupy.ndarray or DistributedArray
+        Of the dtypes of `fft`. Of a distributed array: one that is split along its first axis.
+
+    Raises
+    ------
+    UserError
+        On every rank, for axes that do not exist or have no cells, for other dtypes, and if the array cannot
+        be split.
+
+    Examples
+    --------
+    >>> u = meshrun.ifft(spectrum * filter).real
     """
     return _transform(x, world, axes, True, "", norm, None, split, keep_order)
 
@@ -82,10 +133,41 @@ def rfft(
     split: int = 0,
     keep_order: bool = True,
 ) -> Any:
-    """Return the transform of real numbers without the half that follows from the other, as numpy.fft.rfftn.
+    """Return one half of the transform of real numbers, as numpy.fft.rfftn. Collective if there is a world.
 
-    x: as of `fft`, but not complex: that is a UserError. Along the last of `axes`, of n cells, the result has
-    n // 2 + 1. Otherwise as `fft`.
+    Parameters
+    ----------
+    x : numpy.ndarray, cupy.ndarray or DistributedArray
+        This rank's part of an array that is split over all ranks of `world` (`World.redistribute`), or the
+        whole array. Of CuPy on GPU ranks. Not complex.
+    world : World, optional
+        The ranks. None: `x` is the whole array. A distributed array knows its world.
+    axes : int or sequence of int, optional
+        To transform, without repetitions. None: all.
+    norm : {"backward", "forward", "ortho"}
+        Which direction is divided by the number of cells: the inverse ("backward"), the other one
+        ("forward"), or both by its root ("ortho").
+    split : int
+        The axis along which `x` is split.
+    keep_order : bool
+        Whether the result is split along `split` as `x` is. False saves a redistribution, and also returns
+        the axis along which the result is split.
+
+    Returns
+    -------
+    numpy.ndarray, cupy.ndarray or DistributedArray
+        Of the dtypes of `fft`; along the last of `axes`, of n cells, n // 2 + 1. Of a distributed array: one
+        that is split along its first axis.
+
+    Raises
+    ------
+    UserError
+        On every rank, for axes that do not exist or have no cells, for other dtypes, and if the array cannot
+        be split. Also for complex numbers.
+
+    Examples
+    --------
+    >>> spectrum = meshrun.rfft(meshrun.load(world, "u.npy"))
     """
     return _transform(x, world, axes, False, "forward", norm, None, split, keep_order)
 
@@ -100,11 +182,43 @@ def irfft(
     split: int = 0,
     keep_order: bool = True,
 ) -> Any:
-    """Return the inverse of `rfft`, of real numbers, as numpy.fft.irfftn.
+    """Return the inverse of `rfft`, of real numbers, as numpy.fft.irfftn. Collective if there is a world.
 
-    length: cells of the result along the last of `axes`; None: 2 * (m - 1) for m cells of `x`. Returns
-    float32 or float64, of the precision of the complex type that `fft` returns for `x`. Raises UserError, on
-    every rank, for a result without cells. Otherwise as `fft`.
+    Parameters
+    ----------
+    x : numpy.ndarray, cupy.ndarray or DistributedArray
+        This rank's part of an array that is split over all ranks of `world` (`World.redistribute`), or the
+        whole array. Of CuPy on GPU ranks.
+    world : World, optional
+        The ranks. None: `x` is the whole array. A distributed array knows its world.
+    axes : int or sequence of int, optional
+        To transform, without repetitions. None: all.
+    length : int, optional
+        Cells of the result along the last of `axes`. None: 2 * (m - 1) for m cells of `x`.
+    norm : {"backward", "forward", "ortho"}
+        Which direction is divided by the number of cells: the inverse ("backward"), the other one
+        ("forward"), or both by its root ("ortho").
+    split : int
+        The axis along which `x` is split.
+    keep_order : bool
+        Whether the result is split along `split` as `x` is. False saves a redistribution, and also returns
+        the axis along which the result is split.
+
+    Returns
+    -------
+    numpy.ndarray, cupy.ndarray or DistributedArray
+        float32 or float64, of the precision of the complex type that `fft` returns for `x`. Of a distributed
+        array: one that is split along its first axis.
+
+    Raises
+    ------
+    UserError
+        On every rank, for axes that do not exist or have no cells, for other dtypes, and if the array cannot
+        be split. Also for a result without cells.
+
+    Examples
+    --------
+    >>> u = meshrun.irfft(meshrun.rfft(u) * filter)
     """
     return _transform(x, world, axes, True, "inverse", norm, length, split, keep_order)
 

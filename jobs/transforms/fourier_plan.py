@@ -43,21 +43,45 @@ MEMORY = {"direct": 2, "messages": 5}
 class FourierPlan:
     """Discrete Fourier transforms along all axes of complex arrays of one shape, as numpy.fft.fftn and ifftn.
 
-        with meshrun.FourierPlan(world, (1024, 1024, 1024), np.complex64) as plan:
-            spectrum = plan.forward(block)
-            block = plan.inverse(spectrum * filter)
-
     `forward` takes this rank's part of an array that is split along axis 0 and returns its part of the
     result, which is split along axis 1; `inverse` goes back. Each redistributes once, where `meshrun.fft`
-    with `keep_order` does so twice.
+    with `keep_order` does so twice. Close the plan on every rank, with `close` or a `with` statement.
 
-    exchange: how the ranks redistribute. "direct": the GPUs' copy engines carry finished parts to where
-    others continue, beside the transforms of later parts; for that, each GPU keeps room for the whole array
-    or, where that does not fit, for two blocks, which the others open once, here. "messages": in parts, as
-    `meshrun.fft` does. "none": there is one rank. reason: why it is not direct, or "". seconds: of a
-    transform and its inverse, by exchange, where both were measured.
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    shape : sequence of int
+        Shape of the whole array, of two axes or more, none empty.
+    dtype : dtype
+        complex64 or complex128.
+    norm : {"backward", "forward", "ortho"}
+        Which direction is divided by the number of cells, as of `meshrun.fft`.
+    exchange : {"auto", "direct", "messages"}
+        How the ranks redistribute. "direct": the GPUs' copy engines send finished parts while later parts are
+        still being transformed. Each GPU then keeps room for the whole array or, if that does not fit, for
+        two blocks. "messages": in parts, as `meshrun.fft` does. "auto": if both are possible, the faster of
+        two transforms that are measured here.
 
-    To be closed, by `close` or a `with` statement, on every rank.
+    Attributes
+    ----------
+    exchange : str
+        "direct", "messages" or, of a single rank, "none".
+    reason : str
+        Why the exchange is not direct, or "".
+    seconds : dict
+        Seconds of a transform and its inverse, by exchange, if both were measured.
+
+    Raises
+    ------
+    UserError
+        On every rank, for other arguments, and for a direct exchange that is not possible.
+
+    Examples
+    --------
+    >>> with meshrun.FourierPlan(world, (1024, 1024, 1024), np.complex64) as plan:
+    ...     spectrum = plan.forward(block)
+    ...     block = plan.inverse(spectrum * filter)
     """
 
     @python_caller()
@@ -70,13 +94,7 @@ class FourierPlan:
         norm: Norm = "backward",
         exchange: Exchange = "auto",
     ) -> None:
-        """Plan transforms of arrays of `shape`. Collective.
-
-        shape: of the whole array, of two axes or more, none empty. dtype: complex64 or complex128. norm:
-        which direction is divided by the number of cells, as of `meshrun.fft`. exchange: "auto": where both
-        are possible, the faster of two transforms that are measured here. Raises UserError, on every rank,
-        for others, and for a direct exchange that is not possible.
-        """
+        """Plan transforms of arrays of `shape`. Collective."""
         self._world, self._norm, self._closed = world, norm, False
         self.shape, self.dtype = world.collective_call(lambda: _checked(shape, dtype, norm, exchange))
         _agreed(world.control.allgather((self.shape, self.dtype, norm, exchange)))
@@ -149,16 +167,30 @@ class FourierPlan:
     def forward(self, block: Array) -> Array:
         """Return this rank's part, along axis 1, of the transform, in the plan's dtype. Collective.
 
-        block: its part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed. Raises
-        UserError, on every rank, for another shape or dtype, and if the plan is closed.
+        Parameters
+        ----------
+        block : numpy.ndarray or cupy.ndarray
+            This rank's part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed.
+
+        Raises
+        ------
+        UserError
+            On every rank, for another shape or dtype, and if the plan is closed.
         """
         return self._transformed(block, 0)
 
     def inverse(self, block: Array) -> Array:
         """Return this rank's part, along axis 0, of the inverse transform, in the plan's dtype. Collective.
 
-        block: its part along axis 1 (`world.part(shape[1])`), of the plan's dtype. Not changed. Raises
-        UserError like `forward`.
+        Parameters
+        ----------
+        block : numpy.ndarray or cupy.ndarray
+            This rank's part along axis 1 (`world.part(shape[1])`), of the plan's dtype. Not changed.
+
+        Raises
+        ------
+        UserError
+            On every rank, for another shape or dtype, and if the plan is closed.
         """
         return self._transformed(block, 1)
 

@@ -36,11 +36,33 @@ def transpose(
 ) -> Array:
     """Return the array with its axes permuted, as numpy.transpose, as a C-contiguous copy. Collective.
 
-    x: this rank's part of an array that is split along the axis `split` over all ranks of `world`
-    (`World.redistribute`); without a world, the whole array. Of any dtype. axes: for each axis of the result
-    that of `x`; None: in reverse. The result is split along its axis `to_split`.
+    Parameters
+    ----------
+    x : numpy.ndarray, cupy.ndarray or DistributedArray
+        This rank's part of an array that is split over all ranks of `world` (`World.redistribute`), or the
+        whole array. Of any dtype.
+    world : World, optional
+        The ranks. None: `x` is the whole array. A distributed array knows its world.
+    axes : sequence of int, optional
+        For each axis of the result, that of `x`. None: in reverse.
+    split : int
+        The axis along which `x` is split.
+    to_split : int
+        The axis along which the result is split.
 
-    Raises UserError, on every rank, for axes that are no permutation.
+    Returns
+    -------
+    numpy.ndarray, cupy.ndarray or DistributedArray
+        This rank's part of the result, or the whole one.
+
+    Raises
+    ------
+    UserError
+        On every rank, for axes that are no permutation.
+
+    Examples
+    --------
+    >>> turned = meshrun.transpose(u, axes=(2, 0, 1))
     """
     if isinstance(x, SplitArray | RemoteArray):
         return np.transpose(x, checked_permutation(x.shape, axes)).copy()

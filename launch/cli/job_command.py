@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 RUN = "--run-"  # before the name of a run's option of which a job has a parameter
 OWN = "of_job_"  # before a parameter's name among the values of a command: an option may have that name too
 VERIFY = ("off", "sample", "full")
+HELP_ALL = "--help-all"
+MANY = 10  # options of a job; the short help has one line for each of more
+FLAGS = 22  # characters of an option and its value that the short help shows on one line
 
 
 class Jobs(click.Group):
@@ -56,12 +61,13 @@ def job_command(name: str) -> click.Command:
     """The command `meshrun run NAME`. Raises UserError if there is no such job or it cannot be loaded."""
     from meshrun.runner.job.discover import find
     from meshrun.runner.job.signature import option_names
-    from meshrun.runner.options.run_options import run_rows
+    from meshrun.runner.options.run_options import COMMON, run_groups
     from meshrun.runner.spelling import renamed
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
-    table = run_rows(steps=job.takes_steps)
+    groups = run_groups(steps=job.takes_steps)
+    table = [row for group in groups.values() for row in group]
     names, taken = option_names(job.parameters, table, in_command=True), {p.name for p in job.parameters}
     with renamed(names):
         ours, help_text = [click_option(row, names, taken) for row in table], _help_text(job)
@@ -101,6 +107,8 @@ def job_command(name: str) -> click.Command:
         short_help=job.summary,
         own=len(own),
         input_hint=job.option_hint,
+        groups={title: [row.name for row in group] for title, group in groups.items()},
+        common=COMMON,
     )
 
 
@@ -170,14 +178,26 @@ class JobsShown(Jobs):
 class JobCommand(click.Command):
     """A command whose help separates the job's options from the runner's.
 
-    own: number of the job's options. input_hint: `Job.option_hint`.
+    own: number of the job's options. input_hint: `Job.option_hint`. groups: names of the runner's options by
+    the section of the help; empty: one section. common: names of those that `--help` shows; `--help-all`
+    shows the others too.
     """
 
     def __init__(
-        self, *arguments: Any, own: int, input_hint: Callable[[str], str | None], **keywords: Any
+        self,
+        *arguments: Any,
+        own: int,
+        input_hint: Callable[[str], str | None],
+        groups: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        common: Container[str] = (),
+        **keywords: Any,
     ) -> None:
         super().__init__(*arguments, **keywords)
-        self.own, self.input_hint = own, input_hint
+        self.own, self.input_hint, self.groups, self.common = own, input_hint, groups, common
+        if groups:
+            details: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+            text = "Show all options and exit."
+            self.params.append(click.Option([HELP_ALL], help=text, callback=_show_all, **details))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = [one for one in self.params if isinstance(one, click.Option)]
@@ -204,17 +224,46 @@ class JobCommand(click.Command):
                 raise click.UsageError(f"{verify}: got {after!r}, expected sample or full", ctx) from reason
             raise
         for option in options[self.own :]:
-            if ctx.params[option.name or ""] == "":
+            if ctx.params.get(option.name or "") == "":
                 raise click.UsageError(f"empty argument after {option.opts[0]}: is a variable not set?", ctx)
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [row.get_help_record(ctx) for row in self.get_params(ctx) if isinstance(row, click.Option)]
-        rows = [row for row in options if row is not None]
-        for title, section in (("Options of this job", rows[: self.own]), ("Options", rows[self.own :])):
-            if section:
+        options = [row for row in self.get_params(ctx) if isinstance(row, click.Option)]
+        own, ours = options[: self.own], options[self.own :]
+        brief = bool(self.groups) and not ctx.meta.get(HELP_ALL)
+        sections = {"Options": ours}
+        if brief:
+            known = {name for names in self.groups.values() for name in names}
+            sections = {
+                "Options of every job": [
+                    row for row in ours if row.name in self.common or row.name not in known
+                ]
+            }
+        elif self.groups:
+            named = {row.name: row for row in ours}
+            sections = {title: [named.pop(name) for name in names] for title, names in self.groups.items()}
+            sections["Help"] = [*named.values()]
+        for title, section in {"Options of this job": own, **sections}.items():
+            records = [record for row in section if (record := row.get_help_record(ctx)) is not None]
+            if brief and (section is not own or len(own) > MANY):
+                records = [_one_line(flags, text, formatter.width) for flags, text in records]
+            if records:
                 with formatter.section(title):
-                    formatter.write_dl(section)
+                    formatter.write_dl(records)
+
+
+def _one_line(flags: str, text: str, width: int) -> tuple[str, str]:
+    """Return an option's record of one line: without what stands for its value, if that is long."""
+    name = flags if len(flags) <= FLAGS else max(re.findall(r"--[\w-]+", flags), key=len)
+    return name, shorten(text, width - FLAGS - 6, placeholder=" ...")
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested:
+        ctx.meta[HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 def click_option(row: OptionRow, names: Mapping[str, str], taken: Container[str] = ()) -> click.Option:
@@ -230,6 +279,7 @@ def click_option(row: OptionRow, names: Mapping[str, str], taken: Container[str]
     )
 
     flags = [_flag(names.get(name, name)) for name in row.names if name == row.name or name not in taken]
+    flags = [f"-{row.letter}", *flags] if row.letter else flags
     default = f"  [default: {row.default_text}]" if row.default_text else ""
     details: dict[str, Any] = {"help": row.help_text + default, "metavar": row.metavar}
     if not row.required:  # for click, None is a default too

@@ -24,7 +24,7 @@ from meshrun.launch import completion
 from meshrun.launch import help as help_pages
 from meshrun.launch.cli.cli_context import CliContext, terminal_columns
 from meshrun.launch.cli.errors import report_error, single_line, usage_message
-from meshrun.launch.cli.job_command import Jobs
+from meshrun.launch.cli.job_command import HELP_ALL, Jobs
 from meshrun.launch.cli.params import (
     MAX_RESTARTS,
     METRICS,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from meshrun.runner.system.launcher import DetectedLauncher
 
 HELP = ("--help", "-h")
+SHOWS_HELP = {*HELP, HELP_ALL}
 DEBUG = {"--debug", "--run-debug"}  # the latter for a job with a parameter of this name
 
 
@@ -127,9 +128,9 @@ def command(
     from meshrun.runner.system.launcher import Started, check_expected, detect_launcher, takes_colour
 
     launched, words = detect_launcher(), ctx.meta[ARGUMENTS]
-    if parent.run_dir is None and words[0] not in command.commands and not {*words} & {*HELP}:
+    if parent.run_dir is None and words[0] not in command.commands and not {*words} & SHOWS_HELP:
         ranks = _with_own_options(ranks, words, launched)
-    if ranks is not None and not {*words} & {*HELP}:
+    if ranks is not None and not {*words} & SHOWS_HELP:
         if ranks > 1 and (single := without_ranks(words)):
             raise click.UsageError(f"`meshrun {single}` starts no ranks; remove -n")
         if ranks > 1 and parent.run_dir is None and not _is_rank(launched):
@@ -157,7 +158,7 @@ def command(
             )
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
-    if on_failure == "resume" and not {*words} & {*HELP}:
+    if on_failure == "resume" and not {*words} & SHOWS_HELP:
         if words[0] == "launch":
             raise click.UsageError("--on-failure goes after launch mpirun or launch local")
         raise click.UsageError("--on-failure resume: this command starts no ranks; add -n N, 2 or more")

@@ -37,6 +37,8 @@ class DistributedArray(HaloBlock, SplitArray):
 
     Attributes
     ----------
+    world : World
+        The ranks.
     block : numpy.ndarray or cupy.ndarray
         This rank's cells with their halo, on its device. A rank without cells has a halo too, so that slices
         of its block fit each other.
@@ -130,7 +132,7 @@ class DistributedArray(HaloBlock, SplitArray):
         ----------
         axis : int or tuple of int, optional
             Along which to add; then the result is a distributed array. None: all.
-        options
+        **options : object
             Others of `numpy.sum`.
 
         Returns
@@ -145,14 +147,34 @@ class DistributedArray(HaloBlock, SplitArray):
     def min(self, axis: Axes = None, **options: Any) -> Array:
         """Return the smallest cell, of shape `()`, on every rank; NaN if there is one. Collective.
 
-        axis, options: as of `sum`. Raises UserError, on every rank, for an array without cells.
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            As of `sum`.
+        **options : object
+            As of `sum`.
+
+        Raises
+        ------
+        UserError
+            On every rank, for an array without cells.
         """
         return np.min(self, axis, **options) if axis is not None or options else self._reduced("min")
 
     def max(self, axis: Axes = None, **options: Any) -> Array:
         """Return the largest cell, of shape `()`, on every rank; NaN if there is one. Collective.
 
-        axis, options: as of `sum`. Raises UserError, on every rank, for an array without cells.
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            As of `sum`.
+        **options : object
+            As of `sum`.
+
+        Raises
+        ------
+        UserError
+            On every rank, for an array without cells.
         """
         return np.max(self, axis, **options) if axis is not None or options else self._reduced("max")
 

@@ -71,6 +71,11 @@ def load(
         The axis to split, or the number of parts along each of the first axes, whose product is the number of
         ranks.
 
+    Returns
+    -------
+    DistributedArray
+        Of the file's shape and dtype.
+
     Raises
     ------
     UserError
@@ -193,10 +198,33 @@ def load_arrays(
 def read_block(world: World, source: Source, split: int | Parts = 0) -> Array:
     """Return this rank's block of an array that is split over the ranks, on its device. Collective.
 
-    source: what a job gets as its parameter `input`. split: the axis along which to split the array, or a
-    partition with a part for each rank. The block has the shape of this rank's part and the source's dtype,
-    and is C-contiguous. Raises UserError for an axis that the array does not have, and RunError, on the rank
-    that fails, if the file cannot be read.
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    source : Source
+        What a job gets as its parameter `input`.
+    split : int or Partition
+        The axis along which to split the array, or a partition with a part for each rank.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        C-contiguous, with the shape of this rank's part and the source's dtype.
+
+    Raises
+    ------
+    UserError
+        For an axis that the array does not have.
+    RunError
+        On the rank that fails, if the file cannot be read.
+
+    Examples
+    --------
+    >>> @meshrun.job
+    ... def halved(world, input, create):
+    ...     sink = create(input.shape, input.dtype)
+    ...     meshrun.write_block(world, meshrun.read_block(world, input) / 2, sink)
     """
     partition = parts_of(source.shape, split, world.size)
     block = world.backend.empty(partition[world.rank].shape, source.dtype)

@@ -129,12 +129,27 @@ def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int) 
 def write_block(world: World, block: Array, sink: Sink, split: int | Parts = 0) -> None:
     """Write this rank's block of an array that is split over the ranks. Collective.
 
-    block: of NumPy or, on a GPU rank, of CuPy, with the shape of this rank's part and the sink's dtype.
-    sink: of the whole array, from a job's parameter `create`. split: the axis along which the array is split,
-    or its partition with a part for each rank.
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    block : numpy.ndarray or cupy.ndarray
+        This rank's part, of CuPy on a GPU rank, with the sink's dtype.
+    sink : Sink
+        Of the whole array, from a job's parameter `create`.
+    split : int or Partition
+        The axis along which the array is split, or its partition with a part for each rank.
 
-    Raises UserError for an axis that the array does not have and, on every rank, for a block of another shape
-    or dtype; RunError if the file cannot be written.
+    Raises
+    ------
+    UserError
+        For an axis that the array does not have and, on every rank, for a block of another shape or dtype.
+    RunError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> meshrun.write_block(world, block, create(input.shape, block.dtype))
     """
     partition = parts_of(sink.shape, split, world.size)
     part = partition[world.rank]

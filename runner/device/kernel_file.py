@@ -9,11 +9,33 @@ from meshrun.runner.errors import UserError, first_line
 
 
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-    """Compile the kernel `name` (a template instance such as "convolve<float, float, float>") of a .cu file.
+    """Compile a kernel of a .cu file for this rank's GPU.
 
-    Call the result with (grid, block, arguments, stream=...). options: of NVRTC, such as "-DWIDTH=4". Fused
-    multiply-add is off unless an option turns it on, so that CPU and GPU round in the same way. Raises
-    UserError without CuPy.
+    Fused multiply-add is off unless an option turns it on, so that CPU and GPU round in the same way.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    name : str
+        The kernel's name, or an instance of a template such as "convolve<float, float, float>".
+    options : tuple of str
+        Options of NVRTC, such as "-DWIDTH=4".
+
+    Returns
+    -------
+    callable
+        Call it with (grid, block, arguments, stream=...).
+
+    Raises
+    ------
+    UserError
+        Without CuPy.
+
+    Examples
+    --------
+    >>> scale = meshrun.kernel(Path("scale.cu"), "scale<float>")
+    >>> scale((blocks,), (256,), (u, np.float32(2), u.size), stream=here.stream)
     """
     try:
         from meshrun.runner.device import cuda

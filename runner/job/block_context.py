@@ -19,13 +19,32 @@ UNIFORM, RADIUS, ANGLE = range(3)  # streams of a seed
 
 @dataclass(frozen=True)
 class BlockContext:
-    """Place of the block that a function is called on.
+    """Position of the block that a function is called on: a job's parameter `here`.
 
-    rank, size, host: the rank that computes the block, the number of ranks, the rank's host.
-    offset: index, per axis, of the block's first own cell (after the halo) in the whole array.
-    block: shape of the block's own cells. shape: shape of the whole array.
-    stream: CUDA stream to issue work to; None on a CPU. xp: numpy or cupy.
-    step: number of the time step, from 0 on; 0 in one pass.
+    Attributes
+    ----------
+    rank, size : int
+        The rank that computes the block, and the number of ranks.
+    host : str
+        The rank's host.
+    offset : tuple of int
+        Index, per axis, of the block's first own cell (after the halo) in the whole array.
+    block : tuple of int
+        Shape of the block's own cells.
+    shape : tuple of int
+        Shape of the whole array.
+    stream : cupy.cuda.Stream or None
+        CUDA stream to issue work to; None on a CPU.
+    xp : module
+        numpy or cupy.
+    step : int
+        Number of the time step, from 0 on; 0 in one pass.
+
+    Examples
+    --------
+    >>> @meshrun.map_blocks
+    ... def noisy(block, here, *, seed: int = 0):
+    ...     return block + 0.01 * here.normal(seed)
     """
 
     rank: int
@@ -52,11 +71,26 @@ class BlockContext:
         return tuple(found)
 
     def uniform(self, seed: int = 0, step: int = 0) -> Array:
-        """Return one float64 in [0, 1) for each own cell, a function of the cell's place in the whole array.
+        """Return one float64 in [0, 1) for each own cell, a function of the cell's index in the whole array.
 
         The bits do not depend on the rank or device that holds the cell: over the whole array they equal
         NumPy's `Generator(Philox(key=seed, counter=[0, step, 0, 0])).random(shape)`. Different seeds, and
-        different steps, give independent numbers. seed, step: 0 to 2^64 - 1; UserError otherwise.
+        different steps, give independent numbers.
+
+        Parameters
+        ----------
+        seed, step : int
+            From 0 to 2^64 - 1.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            Of the shape `block`.
+
+        Raises
+        ------
+        UserError
+            For a seed or step outside of the range.
         """
         return self._fractions(seed, step, UNIFORM)
 
@@ -65,6 +99,21 @@ class BlockContext:
 
         Reproducible like `uniform`, except for the last bits of the device's logarithm and cosine, and
         independent of its numbers for any seed. The magnitude is at most 8.6.
+
+        Parameters
+        ----------
+        seed, step : int
+            From 0 to 2^64 - 1.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            Of the shape `block`.
+
+        Raises
+        ------
+        UserError
+            For a seed or step outside of the range.
         """
         xp, radius = self.xp, self._fractions(seed, step, RADIUS)
         xp.negative(radius, out=radius)

@@ -32,7 +32,7 @@ OFFERS: dict[Kind, frozenset[str]] = {
     ),
 }
 STEP = "step"  # the number of the step, from 0 on; a parameter of another type is an option
-HELP = "help"  # the one name of an option that a job's parameter cannot have
+HELP = ("help", "help_all")  # names of options that a job's parameter cannot have
 SERVICES = frozenset().union(*OFFERS.values())
 
 
@@ -187,10 +187,10 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
                 expected=", ".join(sorted(OFFERS[kind])),
                 hint="another name, if it is an option",
             )
-        if parameter.name == HELP:
+        if parameter.name in HELP:
             raise UserError(
-                f"job {function.__name__}: a parameter cannot be called {HELP}, because "
-                f"{command_option(HELP)} shows the job's options",
+                f"job {function.__name__}: a parameter cannot be called {parameter.name}, because "
+                f"{command_option(parameter.name)} shows the job's options",
                 hint="another name",
             )
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):

@@ -57,12 +57,37 @@ def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
 
 
 class Tiles:
-    """An array in tiles, of which each rank has a contiguous share.
+    """An array in tiles that do not depend on the number of ranks; each rank has a contiguous share.
 
-    array: a file's path, which rank 0 opens for all (collective), or an open source. tile: the most elements
-    of a tile. whole_rows: tiles are whole along all axes but the first; they are larger than `tile` if one
-    row is. `shape` and `dtype` are the array's. Raises UserError, on every rank, for a path that cannot be
-    opened as an array.
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    array : str, Path or Source
+        A file's path, which rank 0 opens for all (collective), or an open source, such as a job's `input`.
+    phases : Phases, optional
+        Where times are added. None: the world's.
+    tile : int
+        Largest number of elements of a tile.
+    whole_rows : bool
+        Whether tiles are whole along all axes but the first. They are larger than `tile` if one row is.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of the array.
+    dtype : numpy.dtype
+        Dtype of its elements.
+
+    Raises
+    ------
+    UserError
+        On every rank, for a path that cannot be opened as an array.
+
+    Examples
+    --------
+    >>> with meshrun.open_world() as world:
+    ...     largest = meshrun.Tiles(world, "u.npy").reduce(lambda tile: tile.max(), max)
     """
 
     def __init__(
@@ -89,13 +114,21 @@ class Tiles:
         self._received = {} if self.source.parallel else self._scatter()
 
     def reduce(self, function: Callable[..., Any], combine: Combine) -> Any:
-        """Apply `function` to every tile and combine. Returns the result on every rank; None if the array is
-        empty. Collective.
+        """Apply a function to every tile and combine the partial results. Collective.
 
-        function: device array of at most 2^20 elements (valid only during the call) -> partial result:
-        numbers, NumPy or CuPy arrays, or a tuple, list or dict of these. If it has a parameter `here`, it
-        gets a BlockContext: the tile's place in the array.
-        combine: (partial, partial) -> partial, on the host; the earlier tile's is the first.
+        Parameters
+        ----------
+        function : callable
+            Gets a device array of at most `tile` elements, valid only during the call. Returns a partial
+            result: numbers, NumPy or CuPy arrays, or a tuple, list or dict of these. If it has a parameter
+            `here`, it gets a `BlockContext`: the tile's position in the array.
+        combine : callable
+            (partial, partial) -> partial, on the host; the earlier tile's comes first.
+
+        Returns
+        -------
+        object
+            The combined result, on every rank; None if the array is empty.
         """
         placed = _names_here(function)
 

@@ -100,6 +100,9 @@ class Options:
         default_text="a million",
         metavar="N",
     )
+    verbose: bool = row(
+        FlagValue(), "Show the times of all phases also of a run of less than a second.", False, letter="v"
+    )
     debug: bool = row(FlagValue(), "Show the traceback of an error.", default=False)
     form: Form | tuple[Form, ...] | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)
@@ -107,12 +110,31 @@ class Options:
     rates: Path | None = None
 
 
+# Options of a run that a short help shows: what most runs need.
+COMMON = (
+    "device", "verify", "json", "input_shape", "input_dtype", "steps", "until", "every", "frames",
+    "checkpoint", "chunk_bytes", "resume",
+)  # fmt: skip
+
+
+def run_groups(*, steps: bool = True) -> dict[str, list[OptionRow]]:
+    """Return the options of a run by the section of the help. steps: of a job that takes steps."""
+    own, of_stream = rows(Options), rows(StreamOptions)
+    files = [own["json"], own["overwrite_input"], *rows(InputOptions).values()]
+    debug = [own["verbose"], of_stream["timeline"], own["debug"]]
+    apart = [*files, *debug, *([] if steps else [own["fuse"], own["fuse_math"]])]
+    return {
+        "Run": [entry for entry in own.values() if entry not in apart],
+        "Files": files,
+        **({"Steps": [*rows(StepOptions).values()]} if steps else {}),
+        "Streaming": [entry for entry in of_stream.values() if entry not in apart],
+        "Debug": debug,
+    }
+
+
 def run_rows(*, steps: bool = True) -> list[OptionRow]:
     """Return the options of a run in the order of help texts. steps: of a job that takes steps."""
-    own, inputs, stream = rows(Options), rows(InputOptions).values(), rows(StreamOptions).values()
-    of_steps = [own["fuse"], own["fuse_math"], *rows(StepOptions).values()]
-    first = [row for name, row in own.items() if name not in ("fuse", "fuse_math", "debug")]
-    return [*first, *inputs, *(of_steps if steps else ()), *stream, own["debug"]]
+    return [entry for group in run_groups(steps=steps).values() for entry in group]
 
 
 RANKS = OptionRow(

@@ -35,6 +35,7 @@ class OptionRow:
     metavar: what stands for a value in the command's help.
     required: the option must be given.
     short: second name, unless the job has a parameter of that name.
+    letter: name of one letter in a command: "v" for -v.
     name: name in Python; with hyphens, in a command. Set by `rows`.
     """
 
@@ -45,6 +46,7 @@ class OptionRow:
     metavar: str | None = None
     required: bool = False
     short: str | None = None
+    letter: str | None = None
     name: str = ""
 
     @property

@@ -25,8 +25,10 @@ LINES_OF_WAITS = 3  # lines besides loops that are shown
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 
 
-def render(record: Record) -> str:
-    """The summary as text."""
+def render(record: Record, *, brief: bool = False) -> str:
+    """The summary as text. brief: without the table of phases and what explains the speed."""
+    if brief:
+        return "\n".join([_headline(record), *_longest_phase(record), *_notes(record, brief=True)]) + "\n"
     rows = [_row(record, name, phase) for name, phase in record["phases"].items()]
     lines = [_headline(record), "", *table(COLUMNS, rows), "", *_notes(record)]
     return "\n".join(lines) + "\n"
@@ -139,6 +141,12 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             text += f", {figure(100 * steps['exchange_fraction'])} % of the loop's time"
         notes.append(text)
         notes += _halo_notes(steps)
+    return notes
+
+
+def _step_results(steps: Record) -> list[str]:
+    """Say why the steps ended, and what was written between them."""
+    notes = []
     if steps["until"]:
         notes += _until_notes(steps["until"])
     if steps["checkpoints"]:
@@ -238,18 +246,17 @@ def _checksum_notes(found: Record) -> list[str]:
     return [f"  checksums ({which}): {arrays}, arrived as sent"]
 
 
-def _notes(record: Record) -> list[str]:
-    notes = []
-    limits = {
-        phase["limit_source"]: f"{phase['limit_bytes_per_second'] / 1e9:.0f} GB/s ({phase['limit_source']})"
-        for phase in record["phases"].values()
-        if phase["limit_source"]
-    }
-    if limits:
-        notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
-    if record["overlap"]:
-        notes.append("  the exchange overlapped the kernel and is included in its time")
-    if record.get("fused"):
+def _longest_phase(record: Record) -> list[str]:
+    """Say which phase took longest, and how to see the others; nothing for a run without phases."""
+    if not record["phases"]:
+        return []
+    name, phase = max(record["phases"].items(), key=lambda item: float(item[1]["seconds"]))
+    return [f"  longest phase: {name}, {seconds_text(phase['seconds'])} (-v shows all of them)"]
+
+
+def _notes(record: Record, *, brief: bool = False) -> list[str]:
+    notes = [] if brief else _speed_notes(record)
+    if record.get("fused") and not (brief and record["fused"]["compiler"]):
         notes += _fusion_notes(record["fused"])
     if record.get("stages"):
         numbers = list(map(str, record["stages"]))
@@ -262,10 +269,11 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"  {name}: {bytes_text(nbytes)} on every rank")
     if record.get("split_dependent"):
         notes.append("  split-dependent: other ranks, chunks or memory may give other numbers")
-    if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
+    if not brief and record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record.get("steps"):
-        notes += _step_notes(record["steps"], record["ranks"])
+        speed = _step_notes(record["steps"], record["ranks"])
+        notes += [*(speed[:1] if brief else speed), *_step_results(record["steps"])]
     waited = {one["line"]: one["seconds"] for one in record.get("waits", ()) if not one["file"]}
     of_steps = bool(record.get("steps"))
     notes += [_loop_note(one, waited, of_steps=of_steps) for one in record.get("loops", ())]
@@ -281,4 +289,19 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"  verified ({check['mode']}{seen}) against {check['against']}")
     if record["output"]:
         notes.append(f"  wrote {', '.join(one['path'] for one in record['outputs'])}")
+    return notes
+
+
+def _speed_notes(record: Record) -> list[str]:
+    """Say what the rates of the table are compared with."""
+    notes = []
+    limits = {
+        phase["limit_source"]: f"{phase['limit_bytes_per_second'] / 1e9:.0f} GB/s ({phase['limit_source']})"
+        for phase in record["phases"].values()
+        if phase["limit_source"]
+    }
+    if limits:
+        notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
+    if record["overlap"]:
+        notes.append("  the exchange overlapped the kernel and is included in its time")
     return notes

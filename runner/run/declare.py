@@ -253,22 +253,34 @@ def distribute(
 
     The function means what it means when NumPy calls it with the whole arrays: it writes edges by index,
     shifts with `np.roll`, updates the interior through slices. On any number of ranks the bits are those that
-    NumPy computes with the whole arrays; on GPUs, but for the last ones of functions such as `np.exp`. What
-    cannot be computed so is refused, with its line.
+    NumPy computes with the whole arrays; on GPUs, except for the last bits of functions such as `np.exp`.
+    meshrun rejects what it cannot compute in this way, and names the line.
 
     Parameters
     ----------
-    outputs: names of the results, or their number. A function that returns nothing returns what it changed.
-    feeds: of each result, the input that it becomes in the next step, or None. Default: the input of its
-        name, else the input at its place.
-    series: names of further results, after the others, that are no arrays of cells: numbers, reductions,
-        or values at points. With steps, a file of one has a row for each step, or for every `every` steps
+    function : callable
+        Its leading positional parameters without default are the arrays; the others become options.
+    outputs : int or sequence of str
+        Names of the results, or their number. A function that returns nothing returns what it changed.
+    feeds : sequence of str or None, optional
+        For each result, the input that it becomes in the next step, or None. Default: the input of its name,
+        else the input at its position.
+    series : sequence of str
+        Names of further results, after the others, that are not arrays of cells: numbers, reductions, or
+        values at points. With steps, the file of a series has a row for each step, or for every `every` steps
         and the last.
-    name: of the job. Default: the function's.
+    name : str, optional
+        Name of the job. Default: the function's.
+
+    Returns
+    -------
+    DeclaredJob
+        The job: call it with arrays, or call `run`, `iterate` or `plan` of it.
 
     Raises
     ------
-    UserError: for a function that could not be called like this.
+    UserError
+        For a function that could not be called like this.
 
     Examples
     --------
@@ -337,52 +349,86 @@ def map_blocks(
 ) -> Any:
     """Declare a function that computes the results for blocks, which it gets with their halo.
 
-    The function's leading positional parameters without default are its inputs: it gets a block of each, a
-    C-contiguous NumPy or CuPy array. It may also have the parameters `out` (the result's array, to fill; with
-    several outputs a tuple of them), `xp` (numpy or cupy) and `here` (the block's place in the array); its
-    other parameters become options. It is called for any cut of the arrays, also several times on a rank, so
-    a result cell may depend only on its neighbourhood. It may change a block in place, unless the block is of
-    an input that time steps do not change. Raises UserError for functions that could not be called as
-    described below; `parameters` stands for those parameters of the job that a function has.
+    The function's leading positional parameters without default are its inputs. It gets a block of each, a
+    C-contiguous NumPy or CuPy array. Three further parameters have a meaning: `out` (the result's array, to
+    fill; with several outputs a tuple of them), `xp` (numpy or cupy) and `here` (a `BlockContext`). The
+    others become options. The function is called for any cut of the arrays, also several times on a rank, so
+    a result cell may depend only on its neighbourhood. It may change a block in place, unless time steps
+    leave this input as it is.
 
     Inputs must have the same lengths along the axes that are cut: the first, those with a halo and those that
-    `grid` cuts. They may differ in dtype and in their other axes. Other inputs may broadcast as in
-    NumPy; they get the halo along axes of more than one cell.
+    `grid` cuts. They may differ in dtype and in their other axes. Other inputs may broadcast as in NumPy;
+    they get the halo along axes of more than one cell.
+
+    Below, `**parameters` stands for those parameters of the job that the given function has.
 
     Parameters
     ----------
-    halo: cells needed beyond the block: one number for every axis that all inputs have, or one number
-        or (low, high) pair per leading axis, or a function of the job's parameters that returns either.
-        Default: the cells by which the function's result is smaller than its block, if the function can be
-        traced; else 0.
-    boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage; or a
-        tuple with an entry per axis, each a mode, a constant or a pair of these, before and after the array;
-        or a dictionary of either per input, such as {"p": ("wrap", (0.0, "nearest"))}. A constant is a number
-        or the name of a parameter; of a `meshrun.Series`, the row of the step counts. Both ends of an axis
-        wrap, or none. Inputs that the dictionary does not name have "reflect".
-    cval: the constant of "constant".
-    out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of the first input with
-        that shape, without halo. With several outputs it returns one pair for each. Along axes along which
-        the array is cut, a result is as long as the block, or longer or shorter by a factor that is the same
-        for all lengths that divide; blocks, chunks and calls hold such lengths. Default: the same shape; the
+    function : callable
+        Computes a block, as described above.
+    halo : int, sequence or callable, optional
+        Cells needed beyond the block: one number for every axis that all inputs have; or one number or (low,
+        high) pair per leading axis; or a function of the job's parameters that returns either. Default: the
+        cells by which the function's result is smaller than its block, if the function can be traced; else 0.
+    boundary : str, tuple or dict
+        Values of the cells beyond the array: "reflect", "mirror", "nearest", "constant" or "wrap", as in
+        scipy.ndimage. A tuple has an entry per axis: a mode, a constant, or a pair of these for the two ends.
+        A dict has either per input, such as {"p": ("wrap", (0.0, "nearest"))}; inputs that it does not name
+        have "reflect". A constant is a number or the name of a parameter; of a `Series`, the row of the step
+        counts. Both ends of an axis wrap, or none.
+    cval : float
+        The constant of "constant".
+    out : callable, optional
+        (shape, dtype, **parameters) -> (shape, dtype): of the result for a block of the first input with that
+        shape, without halo. With several outputs it returns one pair for each. Along axes along which the
+        array is cut, a result is as long as the block, or longer or shorter by a factor that is the same for
+        all lengths that divide; blocks, chunks and calls hold such lengths. Default: the same shape; the
         dtype that the function returns or, if it has a parameter `out`, the input's.
-    reference: (blocks, **parameters) -> expected result, all float64, computed by another method than the
+    reference : callable, optional
+        (blocks, **parameters) -> expected result, all float64, computed by another method than the
         function's; `verify` compares with it. May return (expected, tolerance). With several outputs it
         returns one of either for each. It may have a parameter `input_dtype`, the first input's dtype.
-    ulps: tolerance of floating-point results if `reference` gives none, in units of the
-        result dtype's epsilon times the largest magnitude in the block.
-    check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot process.
-    trials: (shape, dtype, parameters) of arrays on which `meshrun selftest` verifies the job.
-    outputs: how many results the function returns, as a tuple, or their names.
-    strided_out: the function can fill an `out` whose rows are not contiguous with each other: time steps
-        then fill the next block in place. Default: `out` is C-contiguous.
-    fuse: compute the function as one kernel if it can be traced ("auto"), fail if it cannot ("require"), or
+    ulps : float
+        Tolerance of floating-point results if `reference` gives none, in units of the result dtype's epsilon
+        times the largest magnitude in the block.
+    check : callable, optional
+        (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot process.
+    trials : sequence of (shape, dtype, parameters)
+        Arrays on which `meshrun selftest` verifies the job.
+    outputs : int or sequence of str
+        How many results the function returns, as a tuple, or their names.
+    feeds : sequence of str or None, optional
+        For each output, the name of the input that it becomes in the next of `steps`; None: no input.
+        Default: by position.
+    strided_out : bool
+        Whether the function can fill an `out` whose rows are not contiguous with each other: time steps then
+        fill the next block in place. Default: `out` is C-contiguous.
+    fuse : {"auto", "require", "off"}
+        Compute the function as one kernel if it can be traced ("auto"), fail if it cannot ("require"), or
         always call it ("off"). The option `fuse` of a run takes precedence.
-    split_dependent: the result may depend on how the array is cut into blocks: by the number of ranks, and
-        into pieces within one. Before a run, other functions are called on a small array, whole and in parts,
-        and rejected if the bits differ.
-    feeds: for each output, the name of the input that it becomes in the next of `steps`; None:
-        no input. Default: by position.
+    split_dependent : bool
+        Whether the result may depend on how the array is cut into blocks: by the number of ranks, and into
+        pieces within one. Before a run, other functions are called on a small array, whole and in parts, and
+        rejected if the bits differ.
+    name : str, optional
+        Name of the job. Default: the function's.
+
+    Returns
+    -------
+    DeclaredJob
+        The job: call it with arrays, or call `run`, `iterate` or `plan` of it.
+
+    Raises
+    ------
+    UserError
+        For a function that could not be called as described.
+
+    Examples
+    --------
+    >>> @map_blocks(halo=1, boundary="nearest")
+    ... def smooth(block):
+    ...     return (block[:-2] + block[1:-1] + block[2:])[..., 1:-1] / 3
+    >>> smooth.run("in.npy", "out.npy", ranks=4)  # doctest: +SKIP
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:
@@ -445,16 +491,42 @@ def reduce_blocks(
     The array is cut into tiles, independently of the number of ranks, and the partial results are combined
     pairwise in an order that depends only on the tiles: the result has the same bits on any number of ranks.
     A tile is a box of the array whose cells are contiguous in C order. The function may have the parameters
-    `xp` (numpy or cupy) and `here` (a BlockContext: the tile's place in the array).
+    `xp` (numpy or cupy) and `here` (a `BlockContext`: the tile's position in the array).
 
     Parameters
     ----------
-    combine: (partial, partial) -> partial, on the host; the earlier block's comes first.
-    finish: (partial, **parameters) -> result, applied once at the end. UserError and `parameters`: as in
-        `map_blocks`.
-    check, trials: as in `map_blocks`.
-    whole_rows: tiles are whole along all axes but the first, for reductions along that axis, such as the
-        mean of each column. The result, an array, is written to OUTPUT if one is given.
+    function : callable
+        Computes the partial result of a tile: a number, an array, or a tuple, list or dict of these.
+    combine : callable
+        (partial, partial) -> partial, on the host; the earlier block's comes first.
+    finish : callable, optional
+        (partial, **parameters) -> result, applied once at the end; `**parameters` as in `map_blocks`.
+    check : callable, optional
+        As in `map_blocks`.
+    trials : sequence of (shape, dtype, parameters)
+        As in `map_blocks`.
+    whole_rows : bool
+        Whether tiles are whole along all axes but the first, for reductions along that axis, such as the mean
+        of each column. The result, an array, is written to OUTPUT if one is given.
+    name : str, optional
+        Name of the job. Default: the function's.
+
+    Returns
+    -------
+    DeclaredJob
+        The job: call it with an array, or call `run` or `plan` of it.
+
+    Raises
+    ------
+    UserError
+        For functions that could not be called as described.
+
+    Examples
+    --------
+    >>> @reduce_blocks(combine=max)
+    ... def largest(block):
+    ...     return block.max()
+    >>> largest.run("in.npy", ranks=4)  # doctest: +SKIP
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:
@@ -489,26 +561,63 @@ def job(
     trials: Trials = (),
     name: str | None = None,
 ) -> Any:
-    """Declare a function that gets the `world` (and `input`, `output`, if it has them) and may do anything.
+    """Declare a function that runs on every rank and may do anything with the ranks' `world`.
 
-    It runs on every rank. Its return value on rank 0, a mapping of names to numbers, texts or lists, is the
-    run's result. output: a path with OUTPUT's suffix, at which the job must create a file or folder; it is
-    renamed to OUTPUT when every rank has returned. argument: INPUT as a text; the runner does not open it
-    then. simulate: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
-    see `runner.run.services.simulation`. With it, the options of time steps apply. inputs: the opened arrays
-    of several inputs. create: creates the array OUTPUT, whose parts all ranks write, and with each further
-    call the next of several outputs; see `runner.run.services.created_output`. memory: bytes that this rank
-    may use for arrays, of its device or, for a CPU rank, of its host; with it, host_memory and
-    device_memory apply.
+    Its return value on rank 0, a mapping of names to numbers, texts or lists, is the run's result. The
+    function gets what it names as parameters; its other parameters become options:
 
-    inputs: names of the inputs, if there are several. outputs: their number, or their names, of a job that
-    creates its outputs. verify: (world, inputs, output, mode, **parameters) -> the record of the check.
-    `verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
-    are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
-    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.jobs.JobForecast`, for
-    `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
-    mapping, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in
-    `map_blocks`.
+    - `world`: the ranks, a `World`.
+    - `input`: the opened input; several inputs by the names of `inputs`.
+    - `argument`: INPUT as a text; the runner does not open it then.
+    - `output`: a path with OUTPUT's suffix, at which the job must create a file or folder. It is renamed to
+      OUTPUT when every rank has returned.
+    - `create`: creates the array OUTPUT, whose parts all ranks write, and with each further call the next of
+      several outputs; see `runner.run.services.created_output`.
+    - `simulate`: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
+      see `runner.run.services.simulation`. With it, the options of time steps apply.
+    - `memory`: bytes that this rank may use for arrays, of its device or, for a CPU rank, of its host. With
+      it, the options `host_memory` and `device_memory` apply.
+
+    Parameters
+    ----------
+    function : callable
+        Runs on every rank, as described above.
+    inputs : sequence of str
+        Names of the inputs, if there are several.
+    outputs : int or sequence of str
+        Number of outputs, or their names, of a job that creates its outputs.
+    reference : callable, optional
+        (array, **parameters) -> the expected mapping, or (mapping, {name: absolute tolerance});
+        `**parameters` as in `map_blocks`.
+    verify : callable, optional
+        (world, inputs, output, mode, **parameters) -> the record of the check. The option `verify` calls it
+        on every rank, with the inputs and the created output (of several, a list) as they are read back from
+        their files, and "sample" or "full". It raises RunError on every rank if the output is wrong.
+    forecast : callable, optional
+        (place, inputs, **parameters) -> `runner.forecast.jobs.JobForecast`, for `meshrun plan`.
+        `inputs` are pairs of shape and dtype.
+    trials : sequence of (shape, dtype, parameters)
+        As in `map_blocks`.
+    name : str, optional
+        Name of the job. Default: the function's.
+
+    Returns
+    -------
+    DeclaredJob
+        The job: call `run` or `plan` of it.
+
+    Raises
+    ------
+    UserError
+        For a function that could not be called as described, and for several outputs without `create`.
+
+    Examples
+    --------
+    >>> @job
+    ... def energy(world, input):
+    ...     u = meshrun.load(world, input)
+    ...     return {"energy": float(u.dot(u))}
+    >>> energy.run("u.npy", ranks=4)  # doctest: +SKIP
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:

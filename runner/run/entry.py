@@ -19,6 +19,8 @@ from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank
 from meshrun.runner.world.world import World
 
+SMALL_RUN = 1.0  # seconds of a run whose summary is brief, unless it is to be verbose
+
 
 def main(
     job: Job,
@@ -66,7 +68,8 @@ def main(
             shown = record["output"] is None or {"simulate", "create"} & job.services
             if shown and options.json != STDOUT:
                 show_result(record["result"], sys.stdout)
-            sys.stderr.write(printable(render(record)))
+            brief = record["seconds"] < SMALL_RUN and not options.verbose
+            sys.stderr.write(printable(render(record, brief=brief)))
         if world.rank == 0 and call is not None:
             from meshrun.runner.run.python_call import keep_record
 

@@ -94,12 +94,42 @@ class SavedLoops:
 class World(Group):
     """All ranks of a run, and this rank's communicators and back end.
 
-    ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
-    network: the interface between hosts that the user or the launcher chose; None for any. recorder: of this
-    rank's operations; None if they are not recorded. checksums: of what the communicators move; None if
-    nothing is checked. phases: times of the current run. operations: on distributed arrays, so far.
-    prepared: what calls of functions on distributed arrays keep for the next call. checkpoints: of the
-    program's loops.
+    Attributes
+    ----------
+    rank, size : int
+        This rank's number, from 0 on, and the number of ranks.
+    ranks : tuple of Rank
+        All ranks, in rank order.
+    run_id : str
+        Random text, the same on every rank.
+    warnings : list of str
+        From opening the world, and from `warn`.
+    network : str or None
+        The interface between hosts that the user or the launcher chose; None: any.
+    control : Control
+        The communicator of control messages and host data.
+    arrays : Arrays
+        The communicator of arrays on the ranks' devices.
+    backend : Backend
+        The device: its memory, its stream and its array module, `backend.xp`.
+    recorder : Recorder or None
+        Of this rank's operations; None if they are not recorded.
+    checksums : Checksums or None
+        Of what the communicators move; None if nothing is checked.
+    phases : Phases
+        Times of the current run.
+    operations : Operations
+        On distributed arrays, so far.
+    prepared : dict
+        What calls of functions on distributed arrays keep for the next call.
+    checkpoints : SavedLoops
+        Of the program's loops.
+
+    Examples
+    --------
+    >>> with meshrun.open_world() as world:
+    ...     u = world.load("u.npy")
+    ...     print(world.here, float(u.sum()))
     """
 
     ranks: tuple[Rank, ...]
@@ -215,8 +245,13 @@ class World(Group):
         return found
 
     def warn(self, sentence: str) -> None:
-        """Add a warning to the record, and log it on rank 0, which a command prints. To be called on every
-        rank."""
+        """Add a warning to the record, and log it on rank 0, which a command prints. Every rank must call it.
+
+        Parameters
+        ----------
+        sentence : str
+            The warning.
+        """
         self.warnings.append(sentence)
         if self.rank == 0:
             LOGGER.warning("%s", sentence)
@@ -224,32 +259,91 @@ class World(Group):
     def grid(self, *shape: int) -> Grid:
         """Return a Cartesian grid of all ranks, with a group of ranks along each of its axes. Collective.
 
-        shape: number of ranks along each axis; a 0 is replaced, so that the grid is as square as possible.
-        Ranks number the grid in C order, the last axis fastest. Raises UserError unless the grid has as many
-        places as there are ranks. To be closed by `close`.
+        Ranks number the grid in C order, the last axis fastest. Close it with its `close`.
+
+        Parameters
+        ----------
+        *shape : int
+            Number of ranks along each axis. meshrun replaces a 0, so that the grid is as square as possible.
+
+        Returns
+        -------
+        Grid
+            This rank's position, and its groups.
+
+        Raises
+        ------
+        UserError
+            Unless the grid has as many positions as there are ranks.
         """
         return open_grid(self, process_grid(shape, self.size), shared_gpu=bool(clashes(self.ranks)))
 
     def on_root(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on rank 0 only; return its value, or raise its error, on every rank. Collective.
+        """Call a function on rank 0 only; return its value, or raise its error, on every rank. Collective.
 
-        For example, one rank instead of thousands reads a file. Raises RunError if the value cannot be
-        pickled.
+        For example, one rank instead of thousands reads a file.
+
+        Parameters
+        ----------
+        function : callable
+            Without arguments; its value must be one that can be pickled.
+
+        Returns
+        -------
+        object
+            What the function returned on rank 0.
+
+        Raises
+        ------
+        RunError
+            If the value cannot be pickled.
         """
         return on_root(self.control, function, self.here)
 
     def collective_call(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on every rank; if any fails, raise the first one's error on all. Collective."""
+        """Call a function on every rank; if any fails, raise the first one's error on all. Collective.
+
+        Parameters
+        ----------
+        function : callable
+            Without arguments.
+
+        Returns
+        -------
+        object
+            What the function returned on this rank.
+        """
         return collective_call(self.control, function, self.here)
 
     def gather_calls(self, function: Callable[[], Value]) -> list[Value]:
-        """Call `function` on every rank; return all values, in rank order. Collective, with the errors of
-        `collective_call`."""
+        """Call a function on every rank; return all values, in rank order. Collective.
+
+        Parameters
+        ----------
+        function : callable
+            Without arguments; its value must be one that can be pickled.
+
+        Returns
+        -------
+        list
+            What the function returned on each rank. Errors are those of `collective_call`.
+        """
         return gather_calls(self.control, function, self.here)
 
     def call_and_tell(self, function: Callable[[], tuple[Own, Value]]) -> tuple[Own, list[Value]]:
-        """Call `function` on every rank; return what it returns first here, and what it returns second of
-        every rank, in rank order. Collective, with the errors of `collective_call`."""
+        """Call a function on every rank; return one value of this rank and one of every rank. Collective.
+
+        Parameters
+        ----------
+        function : callable
+            Without arguments; returns a pair, whose second value must be one that can be pickled.
+
+        Returns
+        -------
+        own, values : object, list
+            The first value of this rank, and the second of every rank, in rank order. Errors are those of
+            `collective_call`.
+        """
         return call_and_tell(self.control, function, self.here)
 
     def collectives(
@@ -262,14 +356,26 @@ class World(Group):
         tuning: NcclTuning | None = None,
         transport: Literal["nccl", "mpi"] | None = None,
     ) -> Collectives:
-        """Open collectives on raw device memory among the ranks of `group`. Collective.
+        """Open collectives on raw device memory among the ranks of a group. Collective.
 
-        group: all ranks (`control`), or those of one color (`control.split`).
+        Parameters
+        ----------
+        group : Control
+            All ranks (`control`), or those of one color (`control.split`).
+        cta_policy, peers : int, optional
+            NCCL's configuration; ignored on CPUs.
+        stream : {"main", "null", "own"}
+            The backend's main stream, CUDA's default one, or a new one (`Backend.new_stream`); ignored on
+            CPUs.
+        tuning : NcclTuning, optional
+            Algorithm and protocol, instead of the environment's NCCL_ALGO and NCCL_PROTO; ignored on CPUs.
+        transport : {"nccl", "mpi"}, optional
+            None: NCCL on GPUs and MPI on CPUs. "mpi" on GPUs needs a CUDA-aware MPI.
 
-        cta_policy, peers: NCCL's configuration; ignored on CPUs. stream: the backend's main one, CUDA's
-        default one, or a new one (`Backend.new_stream`); likewise. tuning: instead of the environment's
-        NCCL_ALGO and NCCL_PROTO; likewise. transport: None for NCCL on GPUs and MPI on CPUs; "mpi" on GPUs
-        needs a CUDA-aware MPI.
+        Returns
+        -------
+        Collectives
+            Its methods take buffers of this rank's device.
         """
         collectives = open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
         log_calls(collectives)

@@ -41,6 +41,7 @@ from meshrun.runner.compiler.cuda.steps.kernel import MOST_STEPS
 from meshrun.runner.errors import Exit, RunError, UserError
 from meshrun.runner.forecast.machine import nominal
 from meshrun.runner.forecast.place import Place, links_of
+from meshrun.runner.options.run_options import run_rows
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report import summary
@@ -478,7 +479,9 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_python_reference_has_every_public_name() -> None:
-    listed = re.findall(r"^::: meshrun\.(\w+)$", (DOCS / "reference" / "python.md").read_text(), re.MULTILINE)
+    pages = "".join(path.read_text() for path in sorted((DOCS / "reference" / "python").glob("*.md")))
+    listed = re.findall(r"^::: meshrun\.(\w+)$", pages, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", (DOCS / "reference" / "python.md").read_text())) == sorted(listed)
     assert sorted(listed) == sorted(meshrun.__all__)
     assert [name for name in listed if len(docstring_of(name)) < 20] == []
 
@@ -547,12 +550,57 @@ def test_the_site_finds_what_a_page_loads_from_elsewhere(tmp_path: Path, site: A
     assert len(site.loaded_from_elsewhere(tmp_path)) == 2
 
 
-def test_the_site_shows_every_command_and_files_outside_of_docs(site: Any) -> None:
-    page = site.on_page_markdown("# Commands", page_of("reference/commands.md"))
-    for command in ("bench all_reduce", "bench memory transpose", "launch slurm", "run laplacian"):
-        assert re.search(rf"^#+ meshrun {command}$", page, re.MULTILINE), command
-    assert "\b" not in page
-    assert "`-h, --help`" in page
+def test_the_site_has_a_page_for_each_command(site: Any) -> None:
+    pages = {site.command_uri(ctx): site.command_page(ctx) for ctx in site.all_commands(site.root_context())}
+    for command in (
+        "bench all_reduce",
+        "bench memory transpose",
+        "launch slurm",
+        "run laplacian",
+        "validate",
+    ):
+        page = pages[f"reference/commands/{command.replace(' ', '/')}.md"]
+        assert page.startswith(f"# meshrun {command}\n")
+        assert "\b" not in page
+        assert page.count("`-h, --help`") == (not command.startswith("run "))
+    shown = site.on_page_markdown("# Commands", page_of("reference/commands.md"))
+    assert "- [meshrun validate](commands/validate.md): " in shown
+
+
+def test_the_options_of_a_run_are_on_one_page_by_section(site: Any) -> None:
+    pages = {ctx.command_path: site.command_page(ctx) for ctx in site.all_commands(site.root_context())}
+    sections = re.findall("^## (.+)$", pages["meshrun run"], re.MULTILINE)
+    assert sections == ["Run", "Files", "Steps", "Streaming", "Debug", "Jobs"]
+    for row in run_rows():
+        flag = f"^`--{row.name.replace('_', '-')}[ ,`]"
+        assert len(re.findall(flag, pages["meshrun run"], re.MULTILINE)) == 1, row.name
+    assert "--reynolds" in pages["meshrun run airflow"]
+    assert "--checkpoint" not in pages["meshrun run airflow"]
+    assert "--ranks" in pages["meshrun plan"]
+
+
+def test_the_copy_button_of_a_session_copies_its_commands(site: Any) -> None:
+    shown = "$ meshrun run a.py \\\n    in.npy out.npy\nwrote out.npy\n$ ls\n"
+    copied = "meshrun run a.py \\\n    in.npy out.npy\nls"
+    assert site.session_commands(shown, site.PROMPTS["console"]) == copied
+    shown = ">>> with a:\n...     b = 1\n>>> b\n1\n"
+    assert site.session_commands(shown, site.PROMPTS["pycon"]) == "with a:\n    b = 1\nb"
+    html = '<div class="language-console highlight"><code><span>$ </span>echo "&lt;"\n&lt;</code></div>'
+    assert 'data-copy="echo &quot;&lt;&quot;"' in site.on_page_content(html)
+    html = html.replace("console", "python")
+    assert site.on_page_content(html) == html
+
+
+def test_a_page_as_markdown_has_docstrings_and_no_comments(site: Any) -> None:
+    site.on_page_markdown("<!-- made by x -->\na <!--{1:d}-->1<!--/--> b", page_of("steps.md"))
+    assert site.SOURCES["steps.md"] == "a 1 b"
+    shown = site.with_docstrings("# A\n\n::: meshrun.sort\n::: meshrun.World\n")
+    assert "meshrun.sort(a" in shown
+    assert "Return a sorted copy of an array." in shown
+    assert ":::" not in shown
+
+
+def test_the_site_shows_files_outside_of_docs(site: Any) -> None:
     assert site.outside("steps.md", "../examples/heat.py") == "examples/heat.py"
     assert site.outside("tutorials/slurm.md", "../../slurm") == "slurm"
     assert site.outside("tutorials/slurm.md", "../jobs.md") is None
@@ -560,6 +608,41 @@ def test_the_site_shows_every_command_and_files_outside_of_docs(site: Any) -> No
     assert shown == "[a](source/examples/heat.py.page.md) [b](jobs.md#x)"
     shown = site.on_page_markdown("[b](../docs/jobs.md#x)", page_of("source/benchmarks/README.md"))
     assert shown == "[b](../../jobs.md#x)"
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:
+    table = (
+        (DOCS / "troubleshooting.md").read_text().partition("| message contains |")[2].partition("\n\n")[0]
+    )
+    messages = [text for row in table.splitlines()[2:] for text in re.findall("`([^`]+)`", row.split("|")[1])]
+    sources = "".join(
+        path.read_text() for room in ("runner", "launch") for path in (ROOT / room).rglob("*.py")
+    )
+    assert len(messages) > 10
+    assert [text for text in messages if text not in sources] == []
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "performance.md"])
+def test_the_commands_of_a_page_that_helps_are_accepted(page: str) -> None:
+    """They run at night."""
+    lines = [line for block in blocks(DOCS / page, "console") for line in block.splitlines()]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ meshrun "))
+        words = words[2:] if words[0] == "-n" else words
+        if words[0] == "plan":
+            assert main(words) == 0
+        else:
+            check_words(root_command, words)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", ["troubleshooting.md", "performance.md"])
+def test_the_commands_of_a_page_that_helps_succeed(page: str, tmp_path: Path) -> None:
+    Image.fromarray(np.random.default_rng(1).integers(0, 255, (40, 50, 3), np.uint8)).save(
+        tmp_path / "photo.jpg"
+    )
+    run_commands(DOCS / page, tmp_path, {"meshrun doctor": (0, 1, 2)})
 
 
 def page_of(uri: str) -> Any:

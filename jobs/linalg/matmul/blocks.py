@@ -31,14 +31,33 @@ Word = Literal["auto", "float64", "float32", "tf32", "float16", "bfloat16"]
 def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "auto") -> Array:
     """Multiply matrices in memory, as numpy.matmul does; return this rank's rows of the product. Collective.
 
-    a, b: NumPy arrays or, of a GPU rank, CuPy arrays, of one or two axes. In a world of several ranks, each
-    passes its rows of both, split by the project's rule: of p parts of n rows, the first n % p have one more.
-    Rows of B go round while products are computed. A vector `a` of one axis is whole on every rank, and so is
-    its product. world: as `meshrun.open_world` returns it; None: this process alone. Of distributed arrays,
-    which know their world, the product is a distributed array, split by rows.
+    In a world of several ranks, each passes its rows of both. Of p parts of n rows, the first n % p have one
+    more. Rows of B move from rank to rank while products are computed.
 
-    The result has NumPy's dtype; see the option `precision` of `meshrun run matmul` for `precision`. Raises
-    UserError, on every rank, for shapes or dtypes that do not multiply.
+    Parameters
+    ----------
+    a, b : numpy.ndarray, cupy.ndarray or DistributedArray
+        Of one or two axes; of CuPy on a GPU rank. A vector of one axis is whole on every rank.
+    world : World, optional
+        As `meshrun.open_world` returns it. None: this process alone. Distributed arrays know their world.
+    precision : str
+        To which factors are rounded before they are multiplied, as the option `precision` of
+        `meshrun run matmul`. "auto": that of the result.
+
+    Returns
+    -------
+    numpy.ndarray, cupy.ndarray or DistributedArray
+        This rank's rows, with NumPy's dtype; a vector is whole on every rank. Of distributed arrays, the
+        product is a distributed array, split by rows.
+
+    Raises
+    ------
+    UserError
+        On every rank, for shapes or dtypes that do not multiply.
+
+    Examples
+    --------
+    >>> c = meshrun.matmul(meshrun.load(world, "a.npy"), meshrun.load(world, "b.npy"))
     """
     if (ranks := ranks_of((a, b))) is not None:
         return ranks.call(matmul, a, b, precision=precision)

@@ -88,6 +88,11 @@ def quantile(
     method : {"linear", "lower", "higher", "nearest", "midpoint"}
         What is returned between two cells, as of `numpy.quantile`.
 
+    Returns
+    -------
+    scalar, numpy.ndarray, cupy.ndarray or DistributedArray
+        As of `percentile`.
+
     Raises
     ------
     UserError

@@ -71,6 +71,11 @@ def cumprod(
     dtype : dtype, optional
         Of the products. None: NumPy's.
 
+    Returns
+    -------
+    DistributedArray
+        As of `cumsum`.
+
     Raises
     ------
     UserError

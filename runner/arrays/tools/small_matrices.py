@@ -66,6 +66,11 @@ def inv(a: DistributedArray) -> DistributedArray:
     a : DistributedArray
         Of shape (..., k, k), split along the axes before the last two.
 
+    Returns
+    -------
+    DistributedArray
+        Of the shape of `a`.
+
     Raises
     ------
     UserError
@@ -87,6 +92,11 @@ def det(a: DistributedArray) -> DistributedArray:
     ----------
     a : DistributedArray
         Of shape (..., k, k), split along the axes before the last two.
+
+    Returns
+    -------
+    DistributedArray
+        Of shape (...).
 
     Raises
     ------

@@ -61,7 +61,7 @@ def checkpoint(path: str | Path, /, *, every: int | str = EVERY, keep: int = KEP
         Between two checkpoints: a number of calls, or a time such as "30s", "10min" or "1h".
     keep : int
         How many checkpoints are kept.
-    **state
+    **state : DistributedArray, array, number, str or None
         What the loop needs to continue, by name, one distributed array at least: distributed arrays, NumPy
         arrays and numbers that are the same on every rank, Python's numbers, texts and None.
 

@@ -29,28 +29,41 @@ def open_world(
 ) -> ProgramWorld:
     """Find the ranks and bind this rank's device. Collective.
 
-    The world is closed by `close`, or at the end of a `with` block. An error that only one of several ranks
-    raises in the block is reported with its traceback and ends all ranks.
+    The world is closed by `close`, or at the end of a `with` block. If only one of several ranks raises an
+    error in the block, meshrun prints its traceback and ends all ranks.
 
     Parameters
     ----------
-    device: "cuda"; "cpu"; "auto": a GPU for each rank, or the CPU for all if no rank sees a GPU.
-    oversubscribe: whether ranks may share a GPU; arrays between ranks then pass through host memory.
-    expected_ranks: number of ranks that the user requested; None if unspecified.
-    control: communicator to use instead of MPI's.
-    record: what the run does, to record the operations of this rank, which must be a process; None to record
-        nothing.
-    later: load and open NCCL, which takes most of a second, only when arrays first cross between GPUs. All
-        ranks must take part in that exchange, and it fails if NCCL is not installed.
-    resume: whether `meshrun.checkpoint` restores what an earlier run has saved. None: if the program's
-        command has the flag `resume`, or if Slurm has requeued its job.
-    ranks: how many to start on this machine if no MPI launcher has started this program, such as a notebook;
-        each is a process with its own device. None: the launcher's, or this process alone.
+    device : {"auto", "cuda", "cpu"}
+        "auto": a GPU for each rank, or the CPU for all if no rank sees a GPU.
+    oversubscribe : bool
+        Whether ranks may share a GPU; arrays between ranks then pass through host memory.
+    expected_ranks : int, optional
+        Number of ranks that the user requested. None: any.
+    control : Control, optional
+        Communicator to use instead of MPI's.
+    record : str, optional
+        What the run does, to record the operations of this rank, which must be a process. None: no record.
+    later : bool
+        Whether to load and open NCCL, which takes most of a second, only when arrays first cross between
+        GPUs. All ranks must take part in that exchange, and it fails if NCCL is not installed.
+    resume : bool, optional
+        Whether `meshrun.checkpoint` restores what an earlier run has saved. None: if the program's command
+        has the flag `resume`, or if Slurm has requeued its job.
+    ranks : int, optional
+        How many ranks to start on this machine if no MPI launcher has started this program, such as a
+        notebook; each is a process with its own device. None: the launcher's, or this process alone.
+
+    Returns
+    -------
+    World
+        The ranks, with their communicators.
 
     Raises
     ------
-    UserError: on every rank if they can communicate, if the launcher's variables contradict MPI, if there is
-        no device for a rank, or if two ranks would share a GPU.
+    UserError
+        If the launcher's variables contradict MPI, if there is no device for a rank, or if two ranks would
+        share a GPU; on every rank if they can communicate.
 
     Examples
     --------

@@ -138,12 +138,17 @@ def test_parameters_are_completed_and_checked() -> None:
         edges.complete({})
 
 
-def test_only_help_is_no_name_of_a_parameter() -> None:
+def test_no_parameter_is_called_like_an_option_that_shows_help() -> None:
     def clash(block: Any, *, help: int = 1) -> Any:
+        return block
+
+    def other(block: Any, *, help_all: int = 1) -> Any:
         return block
 
     with pytest.raises(UserError, match="job clash: a parameter cannot be called help"):
         map_blocks(clash)
+    with pytest.raises(UserError, match="job other: a parameter cannot be called help_all"):
+        map_blocks(other)
 
 
 def test_two_parameters_are_not_one_option() -> None:

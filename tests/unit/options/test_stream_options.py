@@ -236,8 +236,8 @@ def test_elementwise_has_a_dtype_of_its_own(ran: Ran) -> None:
 
 
 def test_the_help_of_a_job_shows_which_names_are_left(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "jobs.py:cast", "--help"]) == 0
-    of_the_job, _, of_the_runner = capsys.readouterr().out.partition("\nOptions:")
+    assert main(["run", "jobs.py:cast", "--help-all"]) == 0
+    of_the_job, _, of_the_runner = capsys.readouterr().out.partition("\nRun:")
     assert "--dtype" in of_the_job
     assert "--input-dtype" in of_the_runner
     assert " --dtype" not in of_the_runner

@@ -69,7 +69,7 @@ def test_help_shows_both(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert own == {OWN + name: [f"--{flag}"]}
     assert f"--run-{flag}" in ours[name]
     assert f"--{flag}" not in ours[name]
-    assert main(["run", "other.py:f", "--help"]) == 0
+    assert main(["run", "other.py:f", "--help-all"]) == 0
     words = capsys.readouterr().out.split()
     assert f"--{flag}" in words
     assert f"--run-{flag}" in words or f"--run-{flag}," in words
@@ -207,7 +207,7 @@ def test_help_names_other_options_as_the_command_has_them(capsys: pytest.Capture
         "def f(a, *, until: int = 1, every: int = 1, boundary: int = 1, resume: int = 1, shape: int = 1,\n"
         "      overwrite_input: int = 1): return a\n"
     )
-    assert main(["run", "named.py", "--help"]) == 0
+    assert main(["run", "named.py", "--help-all"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for text in (
         "or checks of --run-until.",

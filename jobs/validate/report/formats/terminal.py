@@ -57,13 +57,14 @@ def text(report: Report, columns: int = 80, colour: bool = False) -> str:
         about(report),
         findings(report),
         sentences("Alarms", alarms),
+        next_steps(report),
         ladder(report),
         loads(report),
         sentences("Counters that changed, no faults", notes(report)),
         sentences("NCCL's own diagnostics", nccl_sentences(report)),
         sentences(f"Compared with {report.baseline}", comparison(report)),
         sentences("Not judged", report.verdict.not_judged),
-        next_steps(report),
+        sentences("Limits", assumptions(report)),
     ):
         for line in part:
             console.print(line)
@@ -112,8 +113,6 @@ def ladder(report: Report) -> Iterator[RenderableType]:
     idle = [rung for rung in report.verdict.rungs if rung.result == "not measured"]
     for why, some in groupby(idle, key=lambda rung: rung.why):
         yield words(f"not measured: {', '.join(rung.name for rung in some)} ({why})", "dim")
-    for sentence in assumptions(report):
-        yield words(sentence, "dim")
 
 
 def loads(report: Report) -> Iterator[RenderableType]:

@@ -22,6 +22,8 @@ from meshrun.launch.mpi import local
 from meshrun.launch.supervise.supervisor import Supervision
 from meshrun.runner.comm.collectives.api import OPERATIONS
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.job import discover
+from meshrun.runner.options.run_options import COMMON, run_rows
 from meshrun.runner.run.execute import Options
 from meshrun.runner.system import launcher
 from meshrun.runner.system.launcher import BY_HAND, Started
@@ -338,7 +340,7 @@ def test_debug_adds_the_traceback(job_file: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("job_file")
 def test_a_jobs_help_tells_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "edges.py:edges", "--help"]) == 0
+    assert main(["run", "edges.py:edges", "--help-all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in (
         "Usage: meshrun run edges.py:edges [OPTIONS] INPUT OUTPUT",
@@ -355,6 +357,26 @@ def test_a_jobs_help_tells_what_it_takes(capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert part in text
     assert text.count("the factor that edges") == 1
+
+
+@pytest.mark.parametrize("job", discover.names())
+def test_a_jobs_short_help_fits_a_terminal(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", job, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 50
+    for option in [*COMMON[:4], "chunk_bytes", "help_all"]:
+        assert sum(f"  --{option.replace('_', '-')}" in line for line in lines) == 1
+
+
+def test_the_whole_help_has_every_option_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also with -n, which starts no ranks for it."""
+    assert main(["-n", "2", "run", "heat", "--help-all"]) == 0
+    text = capsys.readouterr().out
+    for row in run_rows():
+        flag = rf"^  (?:-v, )?--{row.name.replace('_', '-')}[ ,]"
+        assert len(re.findall(flag, text, re.MULTILINE)) == 1, row.name
+    titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert titles == ["Options of this job", "Run", "Files", "Steps", "Streaming", "Debug", "Help"]
 
 
 @pytest.mark.usefixtures("job_file")
