@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshrun.runner.system.kernel_log import has_nvswitches, nvswitch_errors
+from meshrun.runner.system.counters.kernel_log import has_nvswitches, nvswitch_errors
 from meshrun.runner.system.sysfs import text as read
 
 Setting = tuple[str, str]  # part such as "mlx5_0 port 1", "eth0" or "driver", and what is set

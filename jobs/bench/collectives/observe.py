@@ -11,8 +11,8 @@ from meshrun.jobs.bench.collectives.results import WireTraffic
 from meshrun.jobs.bench.collectives.session import Bench, Point
 from meshrun.jobs.bench.collectives.timing import steps_of
 from meshrun.runner.comm.collectives.api import NcclChoice
-from meshrun.runner.system.gpu_counters import nvlink_traffic
-from meshrun.runner.system.network_counters import ip_traffic, rdma_traffic
+from meshrun.runner.system.counters.gpu import nvlink_traffic
+from meshrun.runner.system.counters.network import ip_traffic, rdma_traffic
 
 Counts = Mapping[tuple[str, str, str], tuple[float, float]]  # (kind, owner, wire): bytes sent, received
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.system.gpu_counters import load_readings
+from meshrun.runner.system.counters.gpu import load_readings
 from meshrun.runner.system.nvml import handle
 
 INTERVAL = 0.1  # seconds between two readings

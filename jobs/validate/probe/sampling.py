@@ -16,7 +16,7 @@ from meshrun.jobs.measure.patterns import Segment
 from meshrun.jobs.measure.timers import uncollected
 from meshrun.jobs.validate.probe.api import Seconds, WrongData
 from meshrun.runner.comm.collectives.api import DATATYPES, Datatype
-from meshrun.runner.system.processor_counters import stolen_seconds
+from meshrun.runner.system.counters.processor import stolen_seconds
 from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]

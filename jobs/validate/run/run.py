@@ -41,7 +41,7 @@ from meshrun.runner.comm.collective_call import on_root
 from meshrun.runner.errors import BadResult, RunError, UserError, tell
 from meshrun.runner.recorder.process import process_state
 from meshrun.runner.system import launcher
-from meshrun.runner.system.counters import read_counters
+from meshrun.runner.system.counters.read import read_counters
 from meshrun.runner.system.host_settings import Setting, host_settings
 from meshrun.runner.world.failure import FailureHandler
 

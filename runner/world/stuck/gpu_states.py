@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.recorder.snapshot import RankSnapshot
-from meshrun.runner.system.gpu_counters import load_readings
+from meshrun.runner.system.counters.gpu import load_readings
 from meshrun.runner.system.nvml import handle
 from meshrun.runner.world.watchdog.report import ranks_text
 

@@ -12,11 +12,11 @@ import pytest
 from nvml import UUID, NotSupported, NVMLError, loaded
 from nvml_counters import VALUE_TYPES, Nvml
 
-from meshrun.runner.system import gpu_counters as counters_gpu
-from meshrun.runner.system.counters import read_counters
-from meshrun.runner.system.gpu_counters import gpu_counters, nvlink_traffic
-from meshrun.runner.system.network_counters import RDMA, ip_traffic, network_counters, rdma_traffic
-from meshrun.runner.system.processor_counters import processor_counters, stolen_seconds
+from meshrun.runner.system.counters import gpu as counters_gpu
+from meshrun.runner.system.counters.gpu import gpu_counters, nvlink_traffic
+from meshrun.runner.system.counters.network import RDMA, ip_traffic, network_counters, rdma_traffic
+from meshrun.runner.system.counters.processor import processor_counters, stolen_seconds
+from meshrun.runner.system.counters.read import read_counters
 
 NOWHERE = Path("/nonexistent")
 CALLS: dict[object, int] = {

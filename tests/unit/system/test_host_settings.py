@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from meshrun.runner.system import host_settings as host_settings_module
-from meshrun.runner.system import kernel_log
+from meshrun.runner.system.counters import kernel_log
+from meshrun.runner.system.counters.kernel_log import nvswitch_errors
 from meshrun.runner.system.host_settings import host_settings
-from meshrun.runner.system.kernel_log import nvswitch_errors
 
 PORT = "class/infiniband/mlx5_0/ports/1"
 ADDRESS = "0000:0000:0000:0000:0000:ffff:0a00:0001"

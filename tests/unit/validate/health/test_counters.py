@@ -9,7 +9,8 @@ from nvml_counters import Nvml
 from meshrun.jobs.validate.health.counters import KNOWN, changes
 from meshrun.jobs.validate.probe.api import CounterKey
 from meshrun.jobs.validate.report.model import Change
-from meshrun.runner.system import gpu_counters, network_counters
+from meshrun.runner.system.counters import gpu as gpu_counters
+from meshrun.runner.system.counters import network as network_counters
 
 GPU, LINK, PORT, ETH, TCP = "GPU 3", "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP"
 Values = dict[CounterKey, float | str]

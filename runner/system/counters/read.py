@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from meshrun.runner.system.gpu_counters import gpu_counters
-from meshrun.runner.system.kernel_log import has_nvswitches, nvswitch_errors
-from meshrun.runner.system.network_counters import network_counters
-from meshrun.runner.system.processor_counters import processor_counters
+from meshrun.runner.system.counters.gpu import gpu_counters
+from meshrun.runner.system.counters.kernel_log import has_nvswitches, nvswitch_errors
+from meshrun.runner.system.counters.network import network_counters
+from meshrun.runner.system.counters.processor import processor_counters
 
 CLOCK = ("clock", "seconds")
 

@@ -1,0 +1,1 @@
+"""Error counters and states of GPUs, NVSwitches, networks and processors."""
