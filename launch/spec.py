@@ -15,15 +15,32 @@ START_TIMEOUT = 60.0  # seconds
 SHAPE = re.compile(r"(?:(\d+)x)?(\d+)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """What is noted of a run while it runs.
+
+    stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
+    metrics: address ("": all of a host's) and port (0: any free one) at which hosts serve metrics; None: they
+    do not. operations: file for the record of all operations (`recorder.operations`); None if none is wanted.
+    """
+
+    stall_timeout: float | None = None
+    metrics: tuple[str, int] | None = None
+    operations: str | None = None
+
+
+UNWATCHED = Watching()
+
+
 @dataclass(frozen=True)
-class LaunchSpec:
+class LaunchSpec(Watching):
     """Ranks on hosts, one GPU each.
 
     words: the command of every rank. hosts: number of hosts. per_host: ranks on each. names: of the hosts, in
     the order of ranks; empty if the launcher chooses. slots: ranks on each of `names` if they are not the
     same on all, in place of per_host; otherwise empty. settings: environment variables of every rank.
     network: the interface between hosts; None for the route to them. host_timeout: seconds for which a
-    host may not respond. stall_timeout, metrics, operations: as in `runner.system.launcher.Started`.
+    host may not respond.
     """
 
     words: tuple[str, ...]
@@ -33,9 +50,6 @@ class LaunchSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     network: str | None = None
     host_timeout: float = HOST_TIMEOUT
-    stall_timeout: float | None = None
-    metrics: tuple[str, int] | None = None
-    operations: str | None = None
     slots: tuple[int, ...] = ()
 
     @property

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ def _is_gone(claim: dict[str, Any]) -> bool:
     return found is not None and (found.has_ended or str(found.start) != claim.get("started"))
 
 
-def _place() -> dict[str, Any]:
+def _place() -> Mapping[str, object]:
     """Where a process's number means the same process: a host, up since a moment, and its processes seen."""
     boot = boot_id()
     try:

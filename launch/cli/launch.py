@@ -113,14 +113,7 @@ def local(target: TargetOptions, start_timeout: float, on_failure: str, max_rest
         restarts(on_failure, max_restarts, spec.words),
         start_timeout,
     )
-    return here.start(
-        spec.ranks,
-        spec.words,
-        supervision,
-        stall_timeout=spec.stall_timeout,
-        metrics=spec.metrics,
-        operations=spec.operations,
-    )
+    return here.start(spec.ranks, spec.words, supervision, watching=spec)
 
 
 @launch.command()

@@ -48,7 +48,7 @@ from meshrun.launch.cli.plugins import (
     without_ranks,
 )
 from meshrun.launch.cli.selftest import selftest
-from meshrun.launch.spec import HOST_TIMEOUT
+from meshrun.launch.spec import HOST_TIMEOUT, Watching
 
 if TYPE_CHECKING:
     from meshrun.runner.errors import MeshrunError
@@ -107,16 +107,15 @@ class Parent:
 )
 @click.pass_context
 @gathered(Parent)
+@gathered(Watching)
 def command(
     ctx: click.Context,
     parent: Parent,
+    watching: Watching,
     ranks: int | None,
     on_failure: str,
     max_restarts: int,
     start_timeout: float,
-    stall_timeout: float | None,
-    metrics: tuple[str, int] | None,
-    operations: str | None,
 ) -> None:
     """Run array work over many GPUs and nodes, and prove that the result is right.
 
@@ -146,16 +145,7 @@ def command(
                 restarts=restarts(on_failure, max_restarts, words),
                 start_timeout=start_timeout,
             )
-            ctx.exit(
-                start(
-                    ranks,
-                    words,
-                    supervision,
-                    stall_timeout=stall_timeout,
-                    metrics=metrics,
-                    operations=operations,
-                )
-            )
+            ctx.exit(start(ranks, words, supervision, watching=watching))
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
     if on_failure == "resume" and not {*words} & SHOWS_HELP:
@@ -174,9 +164,7 @@ def command(
             parent.host_timeout,
             *planned,
             parent.expect_network,
-            stall_timeout,
-            metrics,
-            operations,
+            **vars(watching),
         ),
         parent.columns if launched else terminal_columns(),
         parent.colour if launched else takes_colour(),

@@ -18,6 +18,7 @@ from meshrun.launch.spec import (
     HOST_TIMEOUT,
     START_TIMEOUT,
     LaunchSpec,
+    Watching,
     make_spec,
     parse_endpoint,
     parse_shape,
@@ -220,10 +221,8 @@ def build_spec(
     context = click.get_current_context().obj
     if context is None:
         return spec
-    started = context.started
-    return replace(
-        spec, stall_timeout=started.stall_timeout, metrics=started.metrics, operations=started.operations
-    )
+    watched: Watching = context.started
+    return replace(spec, **{each.name: getattr(watched, each.name) for each in fields(Watching)})
 
 
 def parse_setting(text: str) -> tuple[str, str]:

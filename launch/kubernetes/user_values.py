@@ -74,50 +74,54 @@ def problems(objects: Sequence[dict[str, Any]]) -> list[str]:
 
 def conflicts(spec: LaunchSpec, pods: Pods, kind: Kind) -> Iterator[str]:
     """The choices that exclude each other, a sentence each."""
-    from meshrun.runner.spelling import option
+    from meshrun.runner.spelling import command_option
 
-    chosen = option("kind", kind)
+    chosen = command_option("kind", kind)
     if kind == "job" and spec.hosts > 1:
-        yield f"{chosen} runs on one node, not on {spec.hosts}; {option('kind', 'mpijob')} runs on several"
+        several = command_option("kind", "mpijob")
+        yield f"{chosen} runs on one node, not on {spec.hosts}; {several} runs on several"
     if kind == "trainjob" and pods.mpi != "openmpi":
-        yield f"{chosen} needs {option('mpi', 'openmpi')}: the Trainer writes no hostfile for {pods.mpi}"
+        needed = command_option("mpi", "openmpi")
+        yield f"{chosen} needs {needed}: the Trainer writes no hostfile for {pods.mpi}"
     if kind == "trainjob" and pods.root:
         yield (
-            f"{chosen} excludes {option('root', True)}: the Trainer lets the group read the private key, "
-            "which ssh then refuses to use for its owner, root"
+            f"{chosen} excludes {command_option('root', True)}: the Trainer lets the group read the private "
+            "key, which ssh then refuses to use for its owner, root"
         )
     if kind == "jobset" and not pods.ssh_secret:
         yield (
-            f"{chosen} needs {option('ssh_secret', metavar='NAME')}, since JobSets make no ssh keys; to make "
-            "it: ssh-keygen -q -t ecdsa -N '' -f key && kubectl create secret generic NAME "
+            f"{chosen} needs {command_option('ssh_secret', metavar='NAME')}, since JobSets make no ssh keys; "
+            "to make it: ssh-keygen -q -t ecdsa -N '' -f key && kubectl create secret generic NAME "
             "--from-file=ssh-privatekey=key --from-file=ssh-publickey=key.pub"
         )
     if kind != "jobset" and pods.ssh_secret:
-        yield f"{option('ssh_secret')} is for {option('kind', 'jobset')} only"
+        yield f"{command_option('ssh_secret')} is for {command_option('kind', 'jobset')} only"
     if kind in ("jobset", "trainjob") and pods.clean_pods != Pods.clean_pods:
-        yield f"{chosen} deletes its running pods at its end; {option('clean_pods')} is for MPIJobs"
+        yield f"{chosen} deletes its running pods at its end; {command_option('clean_pods')} is for MPIJobs"
     taken = {"/dev/shm"} | ({"/dev/hugepages"} if pods.hugepages else set())
     taken |= {pods.ssh_folder} if kind != "job" else set()
     for path in (path.rstrip("/") for path in pods.volumes.values()):
         if path in taken:
-            yield f"{option('volume')} names the mount path {path or '/'}, which is in use"
+            yield f"{command_option('volume')} names the mount path {path or '/'}, which is in use"
         taken.add(path)
     yield from _placement_conflicts(spec, pods)
 
 
 def _placement_conflicts(spec: LaunchSpec, pods: Pods) -> Iterator[str]:
-    from meshrun.runner.spelling import option
+    from meshrun.runner.spelling import command_option
 
     if pods.topology_required and pods.topology_preferred:
-        yield f"{option('topology_required')} excludes {option('topology_preferred')}"
+        yield f"{command_option('topology_required')} excludes {command_option('topology_preferred')}"
     if (pods.topology_required or pods.topology_preferred) and not pods.queue:
-        yield f"a topology is Kueue's, which needs {option('queue', metavar='NAME')}"
+        yield f"a topology is Kueue's, which needs {command_option('queue', metavar='NAME')}"
     if pods.nvlink_domain and (spec.hosts == 1 or not pods.gpu_resource):
-        yield f"{option('nvlink_domain', True)} joins the GPUs of several nodes, but there is none to join"
+        domain = command_option("nvlink_domain", True)
+        yield f"{domain} joins the GPUs of several nodes, but there is none to join"
     if pods.hugepages and not (pods.memory or pods.cpu):
-        yield f"{option('hugepages')} needs {option('memory')} or {option('cpu')} for the same pods"
+        memory, cpu = command_option("memory"), command_option("cpu")
+        yield f"{command_option('hugepages')} needs {memory} or {cpu} for the same pods"
     if pods.gpu_resource in pods.rdma:
-        yield f"{option('rdma')} names {pods.gpu_resource}, of which each rank gets one already"
+        yield f"{command_option('rdma')} names {pods.gpu_resource}, of which each rank gets one already"
 
 
 def _values(part: Any, path: str) -> Iterator[tuple[str, str | int]]:

@@ -11,7 +11,7 @@ from meshrun.launch.mpi import launcher as mpi_launcher
 from meshrun.launch.mpi import library as mpi_library
 from meshrun.launch.mpi.environment import shell_command
 from meshrun.launch.mpi.rank_command import PROGRAM, run_options
-from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.spec import UNWATCHED, LaunchSpec, Watching
 from meshrun.launch.supervise.cleanup import RUN_MARK
 from meshrun.launch.supervise.clock import Clocks, halt_timeout
 from meshrun.launch.supervise.restarts import with_restarts
@@ -26,14 +26,11 @@ def start(
     supervision: Supervision = USUAL,
     *,
     program: Sequence[str] = PROGRAM,
-    stall_timeout: float | None = None,
-    metrics: tuple[str, int] | None = None,
-    operations: str | None = None,
+    watching: Watching = UNWATCHED,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
-    stall_timeout, metrics, operations: as in `Started`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -43,12 +40,11 @@ def start(
         mpi_library.check(launcher, {"here": mpi_library.loaded()})
     check_capacity(ranks)
 
-    columns, halt = supervision.columns, halt_timeout(stall_timeout)
+    columns, halt = supervision.columns, halt_timeout(watching.stall_timeout)
 
     def run(spec: LaunchSpec, restartable: bool) -> int:
         def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-            about = run_options(str(run), columns, stall_timeout, metrics, operations)
-            ours = [*about, "-n", str(spec.ranks)]
+            ours = [*run_options(str(run), columns, watching), "-n", str(spec.ranks)]
             environment = launcher.environment(spec.ranks, os.environ, sockets)
             command = [*launcher.command(spec.ranks, bar=columns is not None), *program, *ours, *spec.words]
             return command, {**environment, RUN_MARK: str(run)}

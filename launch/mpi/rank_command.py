@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from meshrun.launch.spec import LaunchSpec, endpoint_text
+from meshrun.launch.spec import UNWATCHED, LaunchSpec, Watching, endpoint_text
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "__main__.py"))
 
@@ -17,30 +17,24 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
     """
     run = ["--run-dir", f"@{token}"] if token else []
     network = ["--expect-network", spec.network] if spec.network else []
-    own = ["--host-timeout", f"{spec.host_timeout:g}"]
-    if spec.stall_timeout is not None:
-        own += ["--stall-timeout", f"{spec.stall_timeout:g}"]
-    if spec.metrics is not None:
-        own += ["--metrics", endpoint_text(spec.metrics)]
-    if spec.operations is not None:
-        own += ["--record-operations", spec.operations]
+    own = ["--host-timeout", f"{spec.host_timeout:g}", *_watching_options(spec)]
     per_host = ",".join(map(str, spec.slots)) or str(spec.per_host)
     return [*run, *own, "--expect", str(spec.hosts), per_host, *network, "-n", str(spec.ranks)]
 
 
-def run_options(
-    place: str,
-    columns: int | None,
-    stall_timeout: float | None = None,
-    metrics: tuple[str, int] | None = None,
-    operations: str | None = None,
-) -> list[str]:
+def run_options(place: str, columns: int | None, watching: Watching = UNWATCHED) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
     from meshrun.runner.system.launcher import takes_colour
 
-    stall = [] if stall_timeout is None else ["--stall-timeout", f"{stall_timeout:g}"]
-    record = [] if operations is None else ["--record-operations", operations]
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if takes_colour() else []
-    served = [] if metrics is None else ["--metrics", endpoint_text(metrics)]
-    return ["--run-dir", place, *stall, *served, *record, *terminal, *colour]
+    return ["--run-dir", place, *_watching_options(watching), *terminal, *colour]
+
+
+def _watching_options(watching: Watching) -> list[str]:
+    stall, metrics, operations = watching.stall_timeout, watching.metrics, watching.operations
+    return [
+        *([] if stall is None else ["--stall-timeout", f"{stall:g}"]),
+        *([] if metrics is None else ["--metrics", endpoint_text(metrics)]),
+        *([] if operations is None else ["--record-operations", operations]),
+    ]

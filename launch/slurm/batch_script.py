@@ -87,11 +87,13 @@ def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
 
     token: of the ranks' status lines in the output; None if no process reads them.
     """
-    from meshrun.runner.spelling import option
+
+    from meshrun.runner.spelling import command_option
 
     if job.segment and spec.hosts % job.segment:
         raise ValueError(
-            f"{option('segment', job.segment)} does not divide the {spec.hosts} hosts, which Slurm requires"
+            f"{command_option('segment', job.segment)} does not divide the {spec.hosts} hosts, which Slurm "
+            "requires"
         )
     exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
     again = [AGAIN] if job.requeue else []

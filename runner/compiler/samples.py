@@ -73,7 +73,15 @@ def samples(
         tried.append(own)
     elif short and _most_cells(longest := _longest(task, small)) <= MOST_LONG:  # for an index not written
         tried.append(longest)
-    fillings: list[Any] = [_signed] if signed else [partial(_growing, magnitude), _unit, _zeros]
+    fillings: list[Any] = (
+        [_signed]
+        if signed
+        else [
+            partial(_growing, magnitude),
+            _unit,
+            lambda _rng, shape, dtype, _leading: np.zeros(shape, dtype),
+        ]
+    )
     for shapes in dict.fromkeys(map(tuple, tried)):
         sized = _with_shapes(task, shapes)
         for fill in fillings if short else reversed(fillings):  # zeros suffice for the types of results
@@ -201,7 +209,3 @@ def _unit(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leading:
     if dtype.kind in "fc":
         return rng.random(shape).astype(dtype)
     return rng.integers(0, 2, shape).astype(dtype)
-
-
-def _zeros(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leading: int) -> HostArray:
-    return np.zeros(shape, dtype)

@@ -185,11 +185,15 @@ class LoopRun:
             (number,) = program.numbers.values[loop.again]
             self._values[loop.again] = [run.values.views[number]] * slots
         self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
-        # On CPUs, iterations of one row each are computed row by row.
-        rows = rows_of_loop(stage) if world.backend.device.kind == "cpu" else None
-        split = {axis for axis, parts in enumerate(outer.partition.grid) if parts > 1}
+
+    @cached_property
+    def march(self) -> RowMarch | None:
+        """What computes iterations of one row each, row by row, on CPUs; None for other loops."""
+        world = self.run.world
+        rows = rows_of_loop(self.stage) if world.backend.device.kind == "cpu" else None
+        split = {axis for axis, parts in enumerate(self.run.partition.grid) if parts > 1}
         is_alone = rows is not None and not rows.beside & split - {rows.axis}
-        self.march = RowMarch(run, rows) if rows is not None and is_alone else None
+        return RowMarch(self.run, rows) if rows is not None and is_alone else None
 
     @cached_property
     def _fed_values(self) -> list[tuple[int, int, str]]:

@@ -64,11 +64,8 @@ class Started:
 
     ranks: expected number. run: where the run's status is left, as in `runner.world.run_status.run_at`.
     host_timeout: seconds for which a host may send nothing. hosts, per_host, network: as planned; per_host is
-    a tuple, with a number for each host in the order of ranks, if they differ.
-    stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
-    metrics: address ("": all of a host's) and port (0: any free one) at which hosts serve metrics; None: they
-    do not.
-    operations: file for the record of all operations (`recorder.operations`); None if none is wanted.
+    a tuple, with a number for each host in the order of ranks, if they differ. stall_timeout, metrics,
+    operations: as in `launch.spec.Watching`.
     """
 
     ranks: int | None = None

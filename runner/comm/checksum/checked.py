@@ -213,13 +213,17 @@ class CheckedControl(CheckedArrays):
     def __init__(self, control: Control, checksums: Checksums, members: Sequence[int] | None = None) -> None:
         ranks = range(control.size) if members is None else members
         super().__init__(control, checksums, HostSums(), ranks, control.rank)
-        self.control, self.library = control, control.library
+        self.control = control
         self.rank, self.size = control.rank, control.size
         self.trail: Trail | None = None  # the communicator has one
         # What moves no arrays is the communicator's own.
         self.barrier, self.broadcast, self.allgather = control.barrier, control.broadcast, control.allgather
         self.shared_memory_size, self.counters = control.shared_memory_size, control.counters
         self.abort = control.abort
+
+    @property
+    def library(self) -> str:
+        return self.control.library
 
     def split(self, color: int, key: int = 0) -> Control:
         part = self.control.split(color, key)

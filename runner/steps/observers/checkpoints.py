@@ -86,7 +86,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         self.folder = CheckpointFolder(split(self.target)[0])
 
-    def fingerprint(self) -> dict[str, object]:
+    def fingerprint(self) -> Mapping[str, object]:
         """Return the fingerprint of the run. On rank 0."""
         return fingerprint(self.world, self.task, self.sources, None, self.inputs)
 

@@ -17,7 +17,7 @@ from meshrun.launch.mpi import local, mpirun, ssh_hosts
 from meshrun.launch.mpi.launcher import Launcher
 from meshrun.launch.mpi.library import Library
 from meshrun.launch.mpi.rank_command import PROGRAM
-from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.spec import UNWATCHED, LaunchSpec
 from meshrun.runner.errors import UserError
 from meshrun.runner.system import launcher
 
@@ -49,9 +49,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         *given, supervision = arguments
         assert isinstance(supervision.conclude, partial)
         more |= {"debug": supervision.debug, "answers": supervision.conclude.args}
-        more["clocks"] = supervision.start_timeout, more.pop("stall_timeout", None)
-        if (metrics := more.pop("metrics", None)) is not None:
-            more["metrics"] = metrics
+        watching = more.pop("watching", UNWATCHED)
+        more["clocks"] = supervision.start_timeout, watching.stall_timeout
+        if watching.metrics is not None:
+            more["metrics"] = watching.metrics
         if supervision.restarts:
             more["restarts"] = supervision.restarts
         found.append((*given, supervision.columns, more))

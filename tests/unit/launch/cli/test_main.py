@@ -19,6 +19,7 @@ from meshrun.launch.cli.cli_context import terminal_columns
 from meshrun.launch.cli.main import command, main
 from meshrun.launch.cli.plugins import SUMMARIES
 from meshrun.launch.mpi import local
+from meshrun.launch.spec import UNWATCHED
 from meshrun.launch.supervise.supervisor import Supervision
 from meshrun.runner.comm.collectives.api import OPERATIONS
 from meshrun.runner.errors import RunError, UserError
@@ -96,7 +97,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             "restarts": supervision.restarts,
             "start_timeout": supervision.start_timeout,
         }
-        found.started.append((ranks, words, {**watched, **rest}))
+        watching = vars(rest.pop("watching", UNWATCHED))
+        found.started.append((ranks, words, {**watched, **watching, **rest}))
         return 0
 
     monkeypatch.setattr("meshrun.runner.run.entry.main", run)
@@ -406,7 +408,7 @@ def test_the_help_of_run_tells_how(capsys: pytest.CaptureFixture[str]) -> None:
 def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
     words = ("run", "edges.py:edges", "in.npy", "out.npy", "--gain", "2", "--debug")
     assert main(["-n", "4", *words]) == 0
-    clocks = {"start_timeout": 60.0, "stall_timeout": None, "metrics": None}
+    clocks = {"start_timeout": 60.0, **vars(UNWATCHED)}
     assert main(["-n", "4", "--on-failure", "resume", "--max-restarts", "2", *words]) == 0
     assert calls.started == [(4, words, {"debug": True, "restarts": n, **clocks}) for n in (0, 2)]
     assert main(["-n", "4", "--stall-timeout", "30", *words]) == 0

@@ -20,7 +20,7 @@ from meshrun.launch.mpi.environment import environment, forwarded, on_interface
 from meshrun.launch.mpi.launcher import AS_ROOT, Launcher, Vendor
 from meshrun.launch.mpi.mpirun import launcher_command
 from meshrun.launch.mpi.rank_command import PROGRAM, run_options, spec_options
-from meshrun.launch.spec import LaunchSpec, parse_endpoint
+from meshrun.launch.spec import LaunchSpec, Watching, parse_endpoint
 from meshrun.launch.supervise import supervisor
 from meshrun.launch.supervise.cleanup import RUN_MARK
 from meshrun.launch.supervise.supervisor import Supervision
@@ -499,7 +499,11 @@ def test_a_run_goes_on_on_the_hosts_that_are_left(
 
 def test_a_chosen_stall_timeout_reaches_the_ranks() -> None:
     assert "--stall-timeout" not in [*spec_options(LaunchSpec(("selftest",))), *run_options("/d", None)]
-    for options in (spec_options(LaunchSpec(("selftest",), stall_timeout=0.0)), run_options("/d", None, 0.0)):
+    watching = Watching(stall_timeout=0.0)
+    for options in (
+        spec_options(LaunchSpec(("selftest",), stall_timeout=0.0)),
+        run_options("/d", None, watching),
+    ):
         assert options[options.index("--stall-timeout") + 1] == "0"
 
 
@@ -509,6 +513,6 @@ def test_where_metrics_are_served_reaches_the_ranks(text: str) -> None:
     place = parse_endpoint(text)
     for options in (
         spec_options(LaunchSpec(("selftest",), metrics=place)),
-        run_options("/d", None, None, place),
+        run_options("/d", None, Watching(metrics=place)),
     ):
         assert options[options.index("--metrics") + 1] == text

@@ -27,7 +27,7 @@ def test_each_model_has_memory_arithmetic_and_a_source(model: str) -> None:
     assert gpu is not None
     assert gpu.memory
     assert gpu.float32
-    assert "data sheet" in gpu.source
+    assert "data sheet" in gpu.source or "announcement" in gpu.source
 
 
 def test_an_unknown_model_has_none() -> None:
