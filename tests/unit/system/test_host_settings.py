@@ -85,7 +85,7 @@ def test_errors_of_nvswitches_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     records = iter(
         [
             b"6,1,2,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress\n",
-            b"6,2,3,-;NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.\n",
+            b"6,2,3,-;NVRM: Xid (PCI:0000:5d:00): 79, a GPU is off the bus.\n",
             BrokenPipeError(),
             b"6,9,3,-;nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 12 LTSSM Fault Up\n",
             BlockingIOError(),
