@@ -4,9 +4,9 @@
 // no register holds data. A block has three tiles under way while it stores a fourth, 24 KiB; four blocks on a
 // multiprocessor make 96 KiB, as much as the threads of copy_streaming hold.
 
-constexpr unsigned STAGES = 4, TILE = 8192;
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+constexpr unsigned STAGES = 4, TILE = 8192;
 
 __device__ unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));

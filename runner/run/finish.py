@@ -158,6 +158,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     domain = done.domain or (types[0] if types else {"shape": None, "dtype": None})
     checksum = checksum_record(world, options.checksum)
     phases, plan = phase_table(world, done)
+    waits = world.operations.waits
     record = {
         "job": job.name,
         "parameters": plain(job.described(run.parameters)),
@@ -172,7 +173,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "started": started.isoformat(timespec="seconds"),
         "steps": done.steps,
         "loops": [asdict(one) for one in computed.loops],
-        "waits": [asdict(one) for one in world.operations.waits.longest],
+        "waits": [asdict(one) for one in waits.longest] if waits.lines else [],
         "fused": None if computed.fusion is None else asdict(computed.fusion),
         "split_dependent": computed.split_dependent,
         "stages": computed.stages,

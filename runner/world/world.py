@@ -202,13 +202,25 @@ class World(Group):
         return max((os.cpu_count() or 1) // len(self.beside), 1)
 
     def sum_words(self, words: HostArray) -> None:
-        """Add the ranks' words, into each rank's, for a value that the program asks for. Collective."""
+        """Add the ranks' words, into each rank's, for a value that the program asks for. Collective.
+
+        Parameters
+        ----------
+        words : numpy.ndarray
+            Integers, which are replaced by their sums over the ranks.
+        """
         if self.size > 1:
             with self.operations.waits:
                 self.control.all_reduce(words, "sum")
 
     def waited_for(self, value: Array) -> Any:
-        """Return the number that an array of this rank's device holds. value: of one cell."""
+        """Return the number that an array of this rank's device holds.
+
+        Parameters
+        ----------
+        value : array
+            Of one cell.
+        """
         if not self.backend.asynchronous:
             return value.item()
         with self.operations.waits:

@@ -36,7 +36,12 @@ LAUNCHER = {
     "mpich": {"SC2013", "SC2059"},
     "intel": {"SC2013", "SC2059"},
 }
-EMBEDDED = {"mpijob_2x8.yaml": LAUNCHER["openmpi"], "mpijob_cpu_mpich.yaml": LAUNCHER["mpich"]}
+EMBEDDED = {
+    "mpijob_2x8.yaml": LAUNCHER["openmpi"],
+    "mpijob_cpu_mpich.yaml": LAUNCHER["mpich"],
+    "jobset_2x4.yaml": LAUNCHER["openmpi"],
+    "trainjob_2x8.yaml": LAUNCHER["openmpi"],
+}
 
 
 def shell(path: Path) -> str | None:
