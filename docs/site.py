@@ -186,6 +186,13 @@ def all_commands(ctx: click.Context) -> Iterator[click.Context]:
         yield from all_commands(child)
 
 
+def help_option(ctx: click.Context) -> click.Option:
+    """The option for help: click keeps the one of the first context that it was asked in."""
+    return click.Option(
+        ctx.command.get_help_option_names(ctx), is_flag=True, help="Show this message and exit."
+    )
+
+
 def command_page(ctx: click.Context) -> str:
     """The page of a command, as Markdown: its help, its options by section, and the commands in it."""
     from meshrun.launch.cli.job_command import JobCommand, Jobs
@@ -201,7 +208,7 @@ def command_page(ctx: click.Context) -> str:
     elif isinstance(command, Jobs):
         text += options_of_every_job(ctx, command)
     else:
-        text += option_list(ctx, "Options", command.get_params(ctx))
+        text += option_list(ctx, "Options", [*command.params, help_option(ctx)])
     below = [
         (child, posixpath.relpath(command_uri(child), posixpath.dirname(command_uri(ctx))))
         for child in children(ctx)
