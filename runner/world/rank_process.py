@@ -77,20 +77,23 @@ def run_as_rank(
                 record = body(world, handler)
             else:
                 record = _logged(partial(body, world, handler), world, Path(started.operations), command)
-            world.close()
-            if world.recorder is not None:
-                world.recorder.close()
+            _close(world)
         except BaseException as failure:
             if not is_met_by_all(failure):
                 raise
             status = handler.report_common(failure, world.rank)
-            world.close()
-            if world.recorder is not None:
-                world.recorder.close()
+            _close(world)
             return status
     if world.rank == 0 and handler.status is not None:
         handler.status.complete(record)
     return 0
+
+
+def _close(world: World) -> None:
+    """Close the world and the recorder, which this process has opened. Collective."""
+    world.close()
+    if world.recorder is not None:
+        world.recorder.close()
 
 
 def _logged(body: Callable[[], Value], world: World, file: Path, command: str) -> Value:
@@ -153,9 +156,7 @@ def join_world(
             places = endpoint.start(world, started.metrics)
         except UserError as failure:  # met by all
             status = handler.report_common(failure, world.rank)
-            world.close()
-            if world.recorder is not None:
-                world.recorder.close()
+            _close(world)
             return status
         for place in places:
             tell(place)
