@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshrun.runner.region import Array, Shape
+
+if TYPE_CHECKING:
+    from meshrun.runner.world.world import Rank, World
 
 NotFinite = tuple[str, list[int], str]  # a field's name, a cell's index in the whole field, and its value
 
@@ -31,6 +35,12 @@ def first_nan(xp: ModuleType, cells: Array) -> list[int] | None:
         return None
     nan = xp.isnan(cells)
     return [int(at) for at in np.unravel_index(int(nan.argmax()), cells.shape)] if bool(nan.any()) else None
+
+
+def first_of_ranks(world: World, own: NotFinite | None) -> tuple[Rank, NotFinite] | None:
+    """Return the first rank that has found a cell, and what it has found; None if no rank has. Collective."""
+    found = zip(world.ranks, world.control.allgather(own), strict=True)
+    return next(((rank, one) for rank, one in found if one is not None), None)
 
 
 def has_infinities(cells: Array) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
-from meshrun.runner.arrays.finite import not_finite
+from meshrun.runner.arrays.finite import first_of_ranks, not_finite
 from meshrun.runner.compiler.trace.graph import in_order
 from meshrun.runner.compiler.whole.graph import Reduction
 from meshrun.runner.compiler.whole.program import WholeProgram
@@ -84,10 +84,10 @@ def _first_not_finite(world: World, arrays: Iterable[tuple[str, DistributedArray
     """Return where the first cell of the first array is that is not finite. Collective."""
     for name, array in arrays:
         own = not_finite(world.xp, name, array.interior, array.region.start)
-        for rank, found in zip(world.ranks, world.control.allgather(own), strict=True):
-            if found is not None:
-                _, cell, value = found
-                return f"{name} is not finite, first in cell {cell}, on [{rank}]: {value}"
+        found = first_of_ranks(world, own)
+        if found is not None:
+            rank, (_, cell, value) = found
+            return f"{name} is not finite, first in cell {cell}, on [{rank}]: {value}"
     return "all arrays of the loop are finite"
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from meshrun.runner.arrays.finite import NotFinite, has_infinities, not_finite
+from meshrun.runner.arrays.finite import NotFinite, first_of_ranks, has_infinities, not_finite
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array
@@ -179,12 +179,12 @@ def check_finite(world: World, found: NotFinite | None, when: str) -> None:
 
     when: this was, for the message.
     """
-    for rank, wrong in zip(world.ranks, world.control.allgather(found), strict=True):
-        if wrong is not None:
-            name, cell, value = wrong
-            raise RunError(
-                f"{name} is not finite {when}: cell {cell}, on [{rank}]",
-                got=value,
-                expected=f"finite values ({option('check_finite')})",
-                everywhere=True,
-            )
+    first = first_of_ranks(world, found)
+    if first is not None:
+        rank, (name, cell, value) = first
+        raise RunError(
+            f"{name} is not finite {when}: cell {cell}, on [{rank}]",
+            got=value,
+            expected=f"finite values ({option('check_finite')})",
+            everywhere=True,
+        )
