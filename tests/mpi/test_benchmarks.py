@@ -33,7 +33,7 @@ pytestmark = [
 def test_every_example_is_measured_by_messages(world: World, name: str) -> None:
     """Beside the interior or after it: the bits are the same, or `measure` ends the run."""
     shape = (24, 20, 20) if name in solvers.VOLUME_ONLY else (48, 40)
-    options = Namespace(halo=["nccl"], overlap=["off", "on"], steps=10, rounds=1)
+    options = Namespace(halo=["nccl"], overlap=["off", "on"], between=[0], steps=10, rounds=1)
     rows = solver_rates.measure(world, name, shape, options)
     assert [row["overlap"] for row in rows] == ["off", "on"]
     for row in rows:
