@@ -204,7 +204,8 @@ def main() -> None:
         raise SystemExit(f"JAX has {len(jax.devices())} devices, {options.devices} are asked for")
     mesh = Mesh(np.array(jax.devices()[: options.devices]), (AXIS,))
     # Devices of a CPU share its threads: those of the next step may keep this one's from meeting.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if jax.default_backend() == "cpu":
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     rows: list[dict[str, Any]] = []
     failed = []
     print(f"{'program':<22} {'size':>6} {'us a step':>10}", flush=True)
