@@ -34,6 +34,11 @@ from side_by_side import end_group
 HERE = Path(__file__).parent
 LAST = 24  # lines of a part that are printed again
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# More ranks than cores, of Open MPI 4 and 5
+OVERSUBSCRIBED = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 
 
 @dataclass(frozen=True)
@@ -354,8 +359,9 @@ def show_programs(out: Path) -> None:
     print(f"\n{'program':16} {'by':8}{heads}  times as fast as one")
     for (program, method), of_counts in sorted(times.items()):
         cells = "".join(f"{of_counts[n]:13.1f}" if n in of_counts else f"{'-':>13}" for n in ranks)
-        faster = of_counts[1] / of_counts[max(of_counts)] if 1 in of_counts else math.nan
-        print(f"{program:16} {method:8}{cells}  {faster:.2f}")
+        most = max(of_counts)
+        faster = f"{of_counts[1] / of_counts[most]:.2f}" if 1 in of_counts and most > 1 else "-"
+        print(f"{program:16} {method:8}{cells}  {faster}")
 
 
 def arguments() -> argparse.Namespace:
@@ -408,7 +414,7 @@ def run(part: Part, options: argparse.Namespace, end: float) -> Done:
             words,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**OPEN_MPI, **os.environ, **visible},
+            env={**OPEN_MPI, **(OVERSUBSCRIBED if options.quick else {}), **os.environ, **visible},
             start_new_session=True,
         )
         try:

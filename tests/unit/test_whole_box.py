@@ -101,7 +101,7 @@ def test_programs_are_compared_by_number_of_gpus(
         (tmp_path / f"{method}_on_{ranks}.json").write_text(json.dumps(record))
     box.show_programs(tmp_path)
     table = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("cavity")]
-    assert table == [["cavity", "JAX", "-", "200.0", "nan"], ["cavity", "meshrun", "400.0", "100.0", "4.00"]]
+    assert table == [["cavity", "JAX", "-", "200.0", "-"], ["cavity", "meshrun", "400.0", "100.0", "4.00"]]
     assert box.figures_of(tmp_path / "JAX_on_4.json") == "cavity 200 us"
 
 
