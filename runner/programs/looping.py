@@ -37,7 +37,7 @@ from meshrun.runner.programs.conditions import (
 )
 from meshrun.runner.programs.marching import RowMarch, rows_of_loop
 from meshrun.runner.programs.stages import LoopStage
-from meshrun.runner.region import Array, HostArray
+from meshrun.runner.region import HostArray
 
 AHEAD = 16  # iterations before others are launched while the condition is not known: some may be in vain
 BATCH = 4  # iterations of one graph, where twice as many blocks of each array have at most BATCH_BYTES

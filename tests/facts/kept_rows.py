@@ -8,7 +8,7 @@ import numpy as np
 
 
 def check_kept_row(backend: Any) -> None:
-    """Words are kept as they were, also on the host, and some become others at once: they may change places."""
+    """Words are kept as they were, also on the host; then some become others, all at once."""
     words, word = 700, np.dtype(np.uint64)
     row, kept = (backend.empty((words,), word) for _ in range(2))
     host, before = backend.host_empty((words,), word), np.arange(words, dtype=word) << 33
