@@ -309,7 +309,9 @@ class WholeGraph(Graph):
             points, number, _ = node.value
             return self.pick_of(points, number, (0,) * self.points[points].shape[1], node.dtype)
 
-        return self._rewritten(nodes, leaf)
+        wanted = list(nodes)
+        on_points = any("pick" in self.dependence(node).leaves for node in wanted)
+        return self._rewritten(wanted, leaf) if on_points else wanted
 
     def without_points(self, nodes: Iterable[Node]) -> list[Node]:
         """Return the values at positions that are none of any list."""
