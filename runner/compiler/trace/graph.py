@@ -169,7 +169,7 @@ def in_order(nodes: Iterable[Node], done: Collection[Node] = ()) -> list[Node]:
     done: nodes to leave out, with all that only they depend on.
     """
     found: dict[Node, None] = {}
-    open_nodes: list[Node | None] = list(nodes)[::-1]
+    open_nodes: list[Node | None] = [*reversed(list(nodes))]
     while open_nodes:
         node = open_nodes.pop()
         if node is None:  # all that the next node depends on is found
