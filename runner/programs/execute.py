@@ -721,6 +721,8 @@ class ProgramRun:
     def value(self, node: Node) -> Any:
         """Compute an expression of values, on the device."""
         xp, found = self.world.xp, dict[Node, Any]()
+        if node.op == "scalar":
+            return self.values.views[node.value]
         if node not in self._orders:
             self._orders[node] = in_order([node])
         for one in self._orders[node]:
