@@ -25,7 +25,7 @@ MOST_RANKS, PAIRS, WARP = 8, 512, 32  # as in kernels/small.cu; threads of a war
 PAIR, SLOT = 8, 16  # bytes of cells of a slot, and of the slot
 CAPACITY = 256 << 10  # most bytes of an operation: of an array, or for each rank
 LARGEST = 64 << 10  # bytes up to which arrays are reduced here rather than by NCCL
-PATIENCE = 300.0  # seconds that a kernel waits for another rank, whose host may be writing a file
+PATIENCE = 1800.0  # seconds that a kernel waits for another rank, whose host may do work of its own
 TYPES = {
     "float32": "float", "float64": "double", "int32": "int", "uint32": "unsigned", "int64": "i64",
     "uint64": "u64",
