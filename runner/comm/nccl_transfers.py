@@ -17,7 +17,7 @@ from meshrun.runner.comm.small.collectives import SmallCollectives, is_small, op
 from meshrun.runner.device.api import Backend
 from meshrun.runner.device.cuda_graphs import release_graphs
 from meshrun.runner.errors import UserError
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, HostArray
 from meshrun.runner.system.launcher import default_variable
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
@@ -84,6 +84,15 @@ class NcclComm:
     def _comm(self) -> nccl.Communicator:
         return self._opened or self._open()
 
+    @property
+    def peer_slots(self) -> HostArray | None:
+        small = self._small if self._is_in_main_stream() else None
+        return None if small is None else small.members
+
+    def _is_in_main_stream(self) -> bool:
+        """Whether small operations are in order: a rank's are only within one stream, NCCL's in any."""
+        return self._backend is not None and cupy.cuda.get_current_stream().ptr == self._backend.stream.ptr
+
     @functools.cached_property
     def _small(self) -> SmallCollectives | None:
         return None if self._backend is None else open_small(self._control, self._backend)
@@ -126,15 +135,12 @@ class NcclComm:
 
     def _all_reduce(self, array: Array, operation: Operation) -> None:
         kind = np.dtype(array.dtype).name
-        # Only in one stream are a rank's small operations in order. NCCL orders its own in any.
-        stream = cupy.cuda.get_current_stream().ptr
-        in_main = self._backend is not None and stream == self._backend.stream.ptr
-        if in_main and is_small(array, operation) and self._small is not None:
+        if self._is_in_main_stream() and is_small(array, operation) and self._small is not None:
             self._small.all_reduce(array, operation)
             return
         if kind not in CODES:
             raise UserError("NCCL cannot reduce this dtype", got=kind, expected=", ".join(CODES))
-        pointer, comm = array.data.ptr, self._comm.handle
+        pointer, stream, comm = array.data.ptr, cupy.cuda.get_current_stream().ptr, self._comm.handle
         with nccl.failures("reducing an array"):
             self._comm.nccl.all_reduce(
                 pointer, pointer, array.size, CODES[kind], REDUCTIONS.index(operation), comm, stream

@@ -18,6 +18,7 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.small.collectives import KERNELS, OPERATIONS, TYPES, UNITS, SmallCollectives
 from meshrun.runner.device.api import HEADERS
 from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.device.kernel_text import with_headers
 
 SLOTS = Path(__file__).with_suffix(".h")
 REDUCE = 'extern "C" void {0} (unsigned grid, const Members* members, {1}* array, i64 count) {{\n'
@@ -48,7 +49,7 @@ def compiled(
     """
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    text = KERNELS.read_text()
+    text = with_headers(KERNELS)
     for line, instead in changes:
         assert text.count(line) == 1, line
         text = text.replace(line, instead)

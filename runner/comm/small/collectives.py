@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 KERNELS = Path(__file__).parent / "kernels" / "small.cu"
+SLOTS = KERNELS.with_name("slots.cuh")
 MOST_RANKS, PAIRS, WARP = 8, 512, 32  # as in kernels/small.cu; threads of a warp
 PAIR, SLOT = 8, 16  # bytes of cells of a slot, and of the slot
 CAPACITY = 256 << 10  # most bytes of an operation: of an array, or for each rank
@@ -58,6 +59,11 @@ class SmallCollectives:
     patience : float
         Seconds that a kernel waits for another rank.
 
+    Attributes
+    ----------
+    members : numpy.ndarray
+        What kernels take, by value, that use the slots themselves (`reduce_words` of kernels/slots.cuh).
+
     Raises
     ------
     Unreachable
@@ -90,7 +96,7 @@ class SmallCollectives:
         members["own"], members["rank"], members["capacity"] = own, rank, pairs
         members["state"], members["numbers"] = tables.address(self._state), tables.address(self._numbers)
         members["failure"], members["patience"] = self._failure.ctypes.data, int(patience * 1e9)
-        self._members, self._address = members, tables.address
+        self.members, self._address = members, tables.address
         self._kernel = functools.cache(functools.partial(tables.kernel, KERNELS))
         self.known.add(self)
 
@@ -122,7 +128,7 @@ class SmallCollectives:
         pairs = -(-nbytes // PAIR)
         blocks = -(-pairs // PAIRS)
         threads = PAIRS if blocks > 1 else -(-pairs // WARP) * WARP
-        self._kernel(name)((blocks,), (threads,), (self._members, *arguments))
+        self._kernel(name)((blocks,), (threads,), (self.members, *arguments))
 
     @property
     def failure(self) -> RunError | None:

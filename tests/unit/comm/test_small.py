@@ -24,7 +24,7 @@ from meshrun.runner.comm.small.collectives import (
     is_small,
 )
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
-from meshrun.runner.device.api import HEADERS
+from meshrun.runner.device.kernel_text import with_headers
 
 LATE = "    const unsigned flag = unsigned(number);\n    Slot* slot"  # in the function that stores
 READING = "    const unsigned flag = unsigned(number);\n    u64 begin"  # in the function that waits
@@ -150,7 +150,10 @@ NEEDED = {
         "if (members.rank) { Cells<T> t = cells[0]; cells[0] = cells[SIZE - 1]; cells[SIZE - 1] = t; }\n"
         "        Cells<T> total = cells[0];",
     ),
-    "every rank": ("if (peer == members.rank) continue;", "if (peer == members.rank || peer == 2) continue;"),
+    "every rank": (
+        "continue;\n            const Slot slot",
+        "continue;\n            if (peer == 2) continue;\n            const Slot slot",
+    ),
 }
 
 
@@ -239,7 +242,7 @@ def test_memory_that_cannot_be_opened(library: Path) -> None:
 @pytest.mark.parametrize("architecture", ["80", "90", "100"])
 def test_the_kernels_compile_without_a_warning_and_spill_nothing(architecture: str) -> None:
     for name in ("all_reduce<double, Sum, 8>", "all_reduce<u64, Max, 2>", "all_to_all<u64, 8>"):
-        said = log_of_text(KERNELS.read_text(), name, (f"-I{HEADERS}", "--fmad=false"), architecture)
+        said = log_of_text(with_headers(KERNELS), name, ("--fmad=false",), architecture)
         assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
         assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
         assert "warning" not in said
