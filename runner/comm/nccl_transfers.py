@@ -135,7 +135,8 @@ class NcclComm:
 
     def _all_reduce(self, array: Array, operation: Operation) -> None:
         kind = np.dtype(array.dtype).name
-        if self._is_in_main_stream() and is_small(array, operation) and self._small is not None:
+        small = self._is_in_main_stream() and is_small(array, operation, self._control.size)
+        if small and self._small is not None:
             self._small.all_reduce(array, operation)
             return
         if kind not in CODES:

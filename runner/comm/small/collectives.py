@@ -24,8 +24,7 @@ KERNELS = Path(__file__).parent / "kernels" / "small.cu"
 SLOTS = KERNELS.with_name("slots.cuh")
 MOST_RANKS, PAIRS, WARP = 8, 512, 32  # as in kernels/small.cu; threads of a warp
 PAIR, SLOT = 8, 16  # bytes of cells of a slot, and of the slot
-CAPACITY = 256 << 10  # most bytes of an operation: of an array, or for each rank
-LARGEST = 64 << 10  # bytes up to which arrays are reduced here rather than by NCCL
+CAPACITY = 256 << 10  # bytes of an array, or for each rank; also what a rank sends before NCCL is faster
 PATIENCE = 1800.0  # seconds that a kernel waits for another rank, whose host may do work of its own
 TYPES = {
     "float32": "float", "float64": "double", "int32": "int", "uint32": "unsigned", "int64": "i64",
@@ -148,9 +147,10 @@ class SmallCollectives:
         self._peers.close()
 
 
-def is_small(array: Array, operation: Operation) -> bool:
-    """Return whether `SmallCollectives.all_reduce` reduces such an array: the same on all ranks."""
-    kind = array.dtype.name if 0 < array.nbytes <= LARGEST else ""
+def is_small(array: Array, operation: Operation, ranks: int) -> bool:
+    """Return whether so many ranks reduce such an array here: the same on all of them."""
+    sent = array.nbytes * max(ranks - 1, 1)
+    kind = array.dtype.name if 0 < sent <= CAPACITY else ""
     # Maxima of floats are NCCL's, which says what becomes of a NaN.
     return kind in TYPES and (operation == "sum" or (operation in OPERATIONS and array.dtype.kind in "iu"))
 

@@ -18,7 +18,6 @@ from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.comm.small.collectives import (
     CAPACITY,
     KERNELS,
-    LARGEST,
     TYPES,
     SmallCollectives,
     is_small,
@@ -73,7 +72,7 @@ def test_ranks_get_the_bits_of_a_reduction_in_rank_order(size: int, dtype: str, 
             whole = np.zeros(count + 2, dtype)  # a view that is not aligned to pairs, with cells around it
             array = whole[1:-1]
             array[...] = cells_of(control.rank, count, dtype)
-            assert is_small(array, operation)
+            assert is_small(array, operation, size)
             small.all_reduce(array, operation)
             found.append(whole)
         assert small.failure is None
@@ -210,13 +209,15 @@ def test_a_rank_that_does_not_come_is_named(library: Path) -> None:
 
 
 def test_which_arrays_are_small() -> None:
-    limit = LARGEST // 4
-    assert is_small(np.zeros(limit, np.float32), "sum")
-    assert not is_small(np.zeros(limit + 1, np.float32), "sum")
-    assert not is_small(np.zeros(0, np.float32), "sum")
-    assert not is_small(np.zeros(1, np.float32), "max")
-    assert not is_small(np.zeros(1, np.int64), "prod")
-    assert not is_small(np.zeros(1, np.float16), "sum")
+    limit = CAPACITY // 4
+    assert is_small(np.zeros(limit, np.float32), "sum", 2)
+    assert not is_small(np.zeros(limit + 1, np.float32), "sum", 2)
+    assert is_small(np.zeros(limit // 4, np.float32), "sum", 5)
+    assert not is_small(np.zeros(limit // 4 + 1, np.float32), "sum", 5)
+    assert not is_small(np.zeros(0, np.float32), "sum", 2)
+    assert not is_small(np.zeros(1, np.float32), "max", 2)
+    assert not is_small(np.zeros(1, np.int64), "prod", 2)
+    assert not is_small(np.zeros(1, np.float16), "sum", 2)
 
 
 def test_the_largest_operation(library: Path) -> None:
