@@ -546,7 +546,7 @@ class WholeGraph(Graph):
     def dependence(self, node: Node) -> Dependence:
         """Return what a value depends on; kept, as it is asked of every operand."""
         known = self._dependences
-        for one in () if node in known else in_order([node], known):
+        for one in in_order([node], known):
             if one.op in POSITIONED:
                 known[one] = Dependence(frozenset(self._axes_of_leaf(one)), frozenset((one.op,)))
                 continue
