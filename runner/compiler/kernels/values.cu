@@ -1,6 +1,7 @@
 // Values from values, and from the keys and sums of reductions. runner/compiler/cuda/values.py writes what the
 // @marks@ stand for. One thread computes them; all threads of the block add the copies of sums, and exchange what
-// several ranks have, through slots (comm/small/kernels/slots.cuh). A launch of it costs a microsecond or two; the host would wait for the device.
+// several ranks have, through slots (comm/small/kernels/slots.cuh). A launch of it costs a microsecond or two; the host
+// would wait for the device.
 
 // @headers@
 
