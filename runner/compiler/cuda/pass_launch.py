@@ -173,7 +173,8 @@ def launch_arguments(
     values += [sides[0] | sides[1] << 1] if any(sides) else []
     values += first[: program.axes] if program.has_places else ()
     if has_ends(program):
-        values += [at_ends, *(cells for axis in near for cells in axis)]
+        # Rounded up, so that of all blocks, just so many are at the ends.
+        values += [-(-(at_ends << 32) // grid), *(cells for axis in near for cells in axis)]
     values += _slots(program, scalars)
     kinds = [kind for _, _, kind in parameters(program, kernel.apart, kernel.wide, any(sides))]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))

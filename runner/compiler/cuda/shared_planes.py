@@ -234,14 +234,15 @@ def rings(
     return found
 
 
-def place_lines(shape: SharedPlanes, column: str, blocks_at_ends: bool, once: bool) -> Iterator[str]:
+def place_lines(shape: SharedPlanes, column: str, has_ends: bool, once: bool) -> Iterator[str]:
     """Yield the statements that find the first cell of a thread, x<axis>, and of its block, begin<axis>.
 
-    column: the C++ type of a place along the last axis. Blocks at the end of an axis begin earlier. once: no
+    column: the C++ type of a place along the last axis. has_ends: whether other blocks make cells near the
+    array's ends. Blocks at the end of an axis begin earlier. once: no
     cell may be stored by two of them; then they also find `kept`, a bit for each of a thread's cells in a
     plane that it stores, and in the bits above the turn after which it stores: in one register.
     """
-    yield f"uint32 place = blockIdx.x{' - blocks_at_ends' if blocks_at_ends else ''};"
+    yield f"uint32 place = blockIdx.x{' - at_ends' if has_ends else ''};"
     for axis in (2, 1):
         yield f"const uint32 before{axis} = uint64(place) * factor{axis} >> bits{axis};"
         yield f"const uint32 tile{axis} = place - before{axis} * tiles{axis};"

@@ -267,7 +267,7 @@ def parameters(
     for axis in range(program.axes if program.has_places else 0):
         yield "int64", f"first{axis}", np.int64
     if has_ends(program):
-        yield "uint32", "blocks_at_ends", np.uint32
+        yield "uint64", "share_at_ends", np.uint64
         for axis in range(program.axes):
             kind = column if axis == last else ("uint32", np.uint32)
             for name in ("before", "after"):
@@ -454,7 +454,7 @@ class _Body:
             self._find_ends_of_row()
             return
         add, last = self.lines.append, self.program.axes - 1
-        add(f"uint32 place = blockIdx.x{' - blocks_at_ends' if self._has_ends else ''};")
+        add(f"uint32 place = blockIdx.x{' - at_ends' if self._has_ends else ''};")
         for axis in reversed(range(self.program.axes)):
             if axis:
                 add(f"const uint32 before{axis} = uint64(place) * factor{axis} >> bits{axis};")
@@ -524,9 +524,11 @@ class _Body:
             self.lines.append(f"const {kind} p{axis} = {kind}({first} + int64(x{axis}));")
 
     def _at_ends(self) -> list[str]:
-        """Return the statements by which the first blocks make cells near the array's ends, one a thread.
+        """Return the statements by which some blocks make cells near the array's ends, one a thread.
 
-        The kernel's pointers are those of the first cell between the ends.
+        They come at equal distances among the others: those wait for memory's latency, and these for its rate.
+        `share_at_ends` is their share of all blocks, of 2^32. The kernel's pointers are those of the first
+        cell between the ends.
         """
         last, given = self.program.axes - 1, {name: name for name in self._pointers()}
         for letter, operands in (("i", self.program.inputs), ("o", self.program.outputs)):
@@ -537,11 +539,15 @@ class _Body:
                 if (name := f"{letter}{number}") in given:
                     given[name] = f"{name} - ({before})"
         thread = "threadIdx.y * blockDim.x + threadIdx.x"
-        cell = f"uint64(blockIdx.x) * (blockDim.x * blockDim.y) + {thread}"
+        cell = f"uint64(at_ends) * (blockDim.x * blockDim.y) + {thread}"
         call = f"NearEnds::compute({cell}, {', '.join(given.values())});"
         best = [_of_nothing(one, f"edge{n}") for n, one in self._combined.items()]
         kept = [_keep(number, one, "edge") for number, one in self._combined.items()]
-        return ["if (blockIdx.x < blocks_at_ends) {", *best, call, *kept, "return;", "}"]
+        return [
+            "const uint32 at_ends = uint64(blockIdx.x) * share_at_ends >> 32;  // of the blocks before",
+            "if ((uint64(blockIdx.x) + 1) * share_at_ends >> 32 > at_ends) {",
+            *best, call, *kept, "return;", "}",
+        ]  # fmt: skip
 
     def _pointers(self) -> dict[str, str]:
         """Return what the function for cells near the ends is given, and the types of it."""

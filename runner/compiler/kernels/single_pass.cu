@@ -27,9 +27,10 @@
 // Along the other axes, the pass of a time step may store the cells beyond the ends that equal own ones, for the next
 // pass (beyond.cuh): whole rows, by the threads that made them.
 //
-// A function of whole arrays has other values near the array's ends. The first blocks of threads make these
-// cells, one a thread, and the others those between: no thread takes a branch, or registers, for the few cells
-// that differ, and none waits. Lengths and pointers are then of the cells between.
+// A function of whole arrays has other values near the array's ends. Some blocks of threads make these cells, one
+// a thread, and the others those between: no thread takes a branch, or registers, for the few cells that differ,
+// and none waits. The former wait for the latency of memory: they are spread among the others, which hide it.
+// Lengths and pointers are then of the cells between.
 //
 // Pointers are those of the first own cell, pitches are elements from one row (plane, ...) to the next,
 // lengths are own cells. `tiles`: blocks of threads along an axis. `shift`: the cells by which the last

@@ -233,8 +233,12 @@ def test_each_cell_near_the_ends_is_made_by_a_thread_of_its_own() -> None:
     out = np.lib.stride_tricks.as_strided(np.zeros(1, F4), (1000, 4096), (4 * 4096, 4))
     for start, cells in ((0, 4096 + 2 * 999), (1000, 2 * 1000), (3096, 4096 + 2 * 999)):
         call = pass_launch.launch_arguments(kernel, [block], [out], widths, (start, 0))
-        blocks = dict(zip(names, call.arguments, strict=True))["blocks_at_ends"]
-        assert blocks == -(-cells // (call.block[0] * call.block[1]))
+        share = int(dict(zip(names, call.arguments, strict=True))["share_at_ends"])
+        before = [number * share >> 32 for number in range(call.grid[0] + 1)]
+        assert before[-1] == -(-cells // (call.block[0] * call.block[1]))
+        # They are spread over all blocks.
+        assert {b - a for a, b in zip(before, before[1:], strict=False)} == {0, 1}
+        assert abs(before[call.grid[0] // 2] - before[-1] / 2) <= 1
 
 
 # The interior
