@@ -297,12 +297,14 @@ def main() -> None:
     elif options.part:
         as_peer(options.part, options.folder)
     else:
+        before = os.getloadavg()
         with tempfile.TemporaryDirectory() as folder:
             rows = compared(Path(folder), options)
         if options.json:
             about = {
                 "benchmark": "program_peers", "rounds": options.rounds, "ranks": options.ranks,
-                "processor": platform.processor() or platform.machine(), "load": os.getloadavg(),
+                "processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+                "load_before": before, "load": os.getloadavg(),
             }  # fmt: skip
             options.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
@@ -316,6 +318,20 @@ def compared(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.jax:
         commands["jax"] = [options.jax, *own, "jax"]
     processes = {method: subprocess.Popen(words, env=os.environ) for method, words in commands.items()}
+    try:
+        return measured(folder, options, processes)
+    finally:
+        # Without a turn, a method would wait for ever, also one whose peer has failed.
+        (folder / "partial").write_text(json.dumps([sys.maxsize, "end", "", 0, 0]))
+        (folder / "partial").rename(folder / "turn")
+        for process in processes.values():
+            process.wait()
+
+
+def measured(
+    folder: Path, options: argparse.Namespace, processes: dict[str, subprocess.Popen[bytes]]
+) -> list[dict[str, Any]]:
+    """Return a row for each program and size. processes: of each method; they take turns in `folder`."""
     number, rows = 0, []
 
     def turn(method: str, *words: Any) -> Any:
@@ -326,7 +342,7 @@ def compared(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         answer = folder / f"{method}.{number}"
         while not answer.exists():
             if processes[method].poll() is not None:
-                raise SystemExit(f"{method} ended")
+                raise SystemExit(f"{method} ended with status {processes[method].returncode}")
             time.sleep(0.005)
         return json.loads(answer.read_text())
 
@@ -354,10 +370,6 @@ def compared(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             ]
             print(f"{name:<15} {size:>5}" + "".join(texts), flush=True)
             check(folder, name, size, row)
-    (folder / "partial").write_text(json.dumps([number + 1, "end", "", 0, 0]))
-    (folder / "partial").rename(folder / "turn")
-    for process in processes.values():
-        process.wait()
     return rows
 
 

@@ -13,7 +13,7 @@ columns of tables, but for the first column and those with a head in GIVEN; and 
 prints. A setting, a published value or an example is `<!--stated: REASON-->FIGURE<!--/-->`, which may go
 around a block. Left out are programs, tables and outputs that a program makes or a test compares
 (`<!-- made by FILE -->` or `<!-- tested by FILE -->`, to `<!-- end -->`), and benchmarks/README.md, where
-each figure stands below its command.
+each figure stands below its command: there, only markers are filled and compared with their records.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+BENCHMARKS = ROOT / "benchmarks" / "README.md"
 FUNCTIONS = {"len": len, "max": max, "median": statistics.median, "min": min, "sum": sum}
 
 MARKER = re.compile(r"(<!--\{((?:(?!-->).)+):([^:{}]*)\}-->)([^<]*)(<!--/-->)")
@@ -163,14 +164,8 @@ def faults(text: str, name: str = "") -> Iterator[tuple[int, str]]:
     """
     yield from faults_of_outputs(text)
     text = CODE.sub(lines_only, text)
+    yield from faults_of_markers(text)
     for match in MARKER.finditer(text):
-        try:
-            expected = figure(match[2], match[3])
-        except ValueError as error:
-            yield line(text, match), str(error)
-            continue
-        if match[4] != expected:
-            yield line(text, match), f"got {match[4]}, expected {expected}. Try: nox -s figures"
         if not text[: match.start()].rpartition("\n")[2].strip("-* "):
             yield line(text, match), "a marker at the start of a line turns the line into HTML"
         if "|" in match[1]:
@@ -186,6 +181,18 @@ def faults(text: str, name: str = "") -> Iterator[tuple[int, str]]:
         if TYPED.search(match[0]):
             yield line(bare, match), f"{' '.join(match[0].split())} is a figure without a record"
     yield from faults_of_tables(bare)
+
+
+def faults_of_markers(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and a sentence for each marker that has no figure, or another one than its record."""
+    for match in MARKER.finditer(text):
+        try:
+            expected = figure(match[2], match[3])
+        except ValueError as error:
+            yield line(text, match), str(error)
+            continue
+        if match[4] != expected:
+            yield line(text, match), f"got {match[4]}, expected {expected}. Try: nox -s figures"
 
 
 def faults_of_outputs(text: str) -> Iterator[tuple[int, str]]:
@@ -230,10 +237,11 @@ def main(words: list[str]) -> None:
     if words not in (["fill"], ["check"]):
         sys.exit(__doc__)
     found = []
-    for page in pages():
+    for page in [*pages(), BENCHMARKS]:
         if words == ["fill"]:
             page.write_text(MARKER.sub(filled, page.read_text()))
-        for place, fault in faults(page.read_text(), page.name):
+        text = page.read_text()
+        for place, fault in faults_of_markers(text) if page == BENCHMARKS else faults(text, page.name):
             found.append(f"{page.relative_to(ROOT)}:{place}: {fault}")
     if found:
         sys.exit("\n".join(found))

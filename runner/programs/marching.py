@@ -111,6 +111,14 @@ def _distance(stage: LoopStage, value: int) -> int | None:
     return int(found.pop()) if len(found) == 1 else None
 
 
+def places_within(items: range, first: int, last: int) -> range:
+    """Return the places, in a range, of its items from `first` to before `last`."""
+    up = items if items.step > 0 else items[::-1]
+    # Items below each bound.
+    low, high = (min(max(-(-(bound - up.start) // up.step), 0), len(up)) for bound in (first, last))
+    return range(low, high) if items.step > 0 else range(len(up) - high, len(up) - low)
+
+
 class RowMarch:
     """Computes the rows of a loop. run: an `execute.ProgramRun` of its body."""
 
@@ -137,12 +145,12 @@ class RowMarch:
         parts = run.partition.grid[axis]
         own = run.partition.coordinates(run.world.rank)[axis]
         turns = range(parts) if items.step > 0 else range(parts - 1, -1, -1)
-        here = [n for n, item in enumerate(items) if first <= item + self._rows.distance < last]
+        here = places_within(items, first - self._rows.distance, last - self._rows.distance)
         for turn in turns:
             run._exchange(halos)  # all ranks, as what has been computed may be another one's halo
             if turn == own and run.region.size and here:
                 with run.phases("kernel"):
-                    self._compute(items[here[0] : here[-1] + 1], numbers[here[0] : here[-1] + 1], arrays)
+                    self._compute(items[here.start : here.stop], numbers[here.start : here.stop], arrays)
             for array in arrays:
                 array.written()
 

@@ -17,13 +17,17 @@ import numpy as np
 from meshrun.runner.arrays.redistribute import exchange_in_parts
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.redistribution import change_split, count_parts
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, HostArray, Shape
 from meshrun.runner.spelling import joined, option
 from meshrun.runner.transforms.plan import Passage, Real, Transform, TransformPlan
 from meshrun.runner.world.group import Group
 
 Execute = Callable[[Array, Array], None]  # transforms from one array to another
 PLAN_MOST = 2**31 - 1  # lines of a plan of cuFFT, and elements from one cell of a line to the next
+CACHE_LINE = 64  # bytes
+CACHE_WAY = 4096  # bytes: cells that lie so far apart have the same few places in a processor's first cache
+CROWD = 128  # cells, at least, along an axis that do not fit there
+PART_BYTES = 512 << 10  # of a block that are copied and transformed at once, per thread
 Norm = Literal["backward", "ortho", "forward"]
 NORMS = ("backward", "ortho", "forward")
 COMPLEX: dict[int, np.dtype[Any]] = {
@@ -74,11 +78,32 @@ class Local:
         strides = self._plan_strides(block, stage.axes)
         if strides is not None:
             return self._by_plan(block, stage.axes[0], *strides)
+        if self._scipy and len(stage.axes) == 1 and is_crowded(block, stage.axes[0]):
+            return self._by_parts(block, stage.axes[0], overwrite=overwrite)
         if len(stage.axes) == 1:
             found = self._of("ifft" if self.inverse else "fft", block, axis=stage.axes[0], **more)
         else:
             found = self._of("ifftn" if self.inverse else "fftn", block, axes=stage.axes, **more)
         return block if more and np.may_share_memory(found, block) else found
+
+    def _by_parts(self, block: HostArray, axis: int, *, overwrite: bool) -> HostArray:
+        """Return the transform along an axis whose cells crowd each other out of the cache.
+
+        Parts of the block are transformed in memory where the cells lie further apart by a cache line.
+        """
+        out = block if overwrite else np.empty(block.shape, block.dtype)
+        length, after = block.shape[axis], block.shape[axis + 1 :]
+        cells = math.prod(after[1:])  # of an index along the next axis
+        step = min(max(PART_BYTES * self.workers // (length * cells * block.itemsize), 1), after[0])
+        memory = np.empty((length, step * cells + CACHE_LINE // block.itemsize), block.dtype)
+        for plane in np.ndindex(block.shape[:axis]):
+            for begin in range(0, after[0], step):
+                part = (*plane, slice(None), slice(begin, begin + step))
+                lengths = block[part].shape
+                room = memory[:, : math.prod(lengths[1:])].reshape(lengths)  # a view: an axis is split only
+                room[...] = block[part]
+                out[part] = self._of("ifft" if self.inverse else "fft", room, axis=0, overwrite_x=True)
+        return out
 
     def result_type(self, dtype: np.dtype[Any], half: bool) -> np.dtype[Any]:
         """Return the dtype that a transform of a block of `dtype` has."""
@@ -133,6 +158,16 @@ class Local:
 
     def _of(self, name: str, block: Array, **options: Any) -> Array:
         return getattr(self._fft, name)(block, norm=self.norm, **options, **self._more)
+
+
+def is_crowded(block: HostArray, axis: int) -> bool:
+    """Return whether the cells along an axis of a block on a CPU crowd each other out of the cache.
+
+    They do if they lie a large power of two of bytes apart: as the columns of 512 x 512 cells of complex64.
+    """
+    if block.dtype.kind != "c" or axis == block.ndim - 1:
+        return False
+    return block.strides[axis] % CACHE_WAY == 0 and block.shape[axis] >= CROWD
 
 
 def carry_out(

@@ -65,7 +65,6 @@ class SplitTransform:
     def carry_out(self, world: World, block: Array) -> Array:
         """Return this rank's block of the result. Collective. block: of the operand; not changed."""
         norm = "forward" if self.inverse else "backward"
-        norm = "forward" if self.inverse else "backward"
         local = Local(world.xp, self.inverse, self.real, norm, self.length, world.cores)
         if not self._stages:
             return transform_line(world, local, block, self.shape[0], self.length)

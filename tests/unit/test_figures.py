@@ -224,6 +224,9 @@ def test_the_command_fills_pages_and_fails_for_what_it_cannot(
     page = tmp_path / "page.md"
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     monkeypatch.setattr(figures, "pages", lambda: [page])
+    measured = tmp_path / "measured.md"  # where figures need no marker
+    measured.write_text("It makes 5 GB/s.\n" + marked("runs.seconds.copy:.0f", "4") + " s\n")
+    monkeypatch.setattr(figures, "BENCHMARKS", measured)
     page.write_text(marked("runs.seconds.copy:.0f", "5") + " GB/s\n")
     with pytest.raises(SystemExit, match=r"page.md:1: got 5, expected 4"):
         figures.main(["check"])
@@ -234,3 +237,9 @@ def test_the_command_fills_pages_and_fails_for_what_it_cannot(
     for mode in ("fill", "check"):
         with pytest.raises(SystemExit, match=r"page.md:1: 5 GB/s is a figure without a record"):
             figures.main([mode])
+    page.write_text("It is fast.\n")
+    measured.write_text("It makes 5 GB/s.\n" + marked("runs.seconds.copy:.0f", "7") + " s\n")
+    with pytest.raises(SystemExit, match=r"^measured.md:2: got 7, expected 4"):
+        figures.main(["check"])
+    figures.main(["fill"])
+    assert measured.read_text() == "It makes 5 GB/s.\n" + marked("runs.seconds.copy:.0f", "4") + " s\n"

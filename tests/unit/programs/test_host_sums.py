@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.stages import ValueStage
 from tests.facts.program_runs import planned, run_program
 
 
@@ -42,3 +43,33 @@ def test_a_kernel_adds_what_it_computes(
         program = planned(dot_inside, [a, b], ["c", "total"])
         _, found = run_program(program, [a, b], (ranks, *(1,) * (len(shape) - 1)), compiled=True)
         assert np.array_equal(found, total, equal_nan=True)
+
+
+def conjugate_iteration(x: Any, r: Any, p: Any, rr: Any) -> Any:
+    q = 4 * p
+    q[1:] -= p[:-1]
+    q[:-1] -= p[1:]
+    q[:, 1:] -= p[:, :-1]
+    q[:, :-1] -= p[:, 1:]
+    alpha = rr / np.sum(p * q)
+    x, r = x + alpha * p, r - alpha * q
+    new = np.sum(r * r)
+    return x, r, r + new / rr * p, new
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_product_that_three_stages_need_is_written_once_on_a_processor(kind: str) -> None:
+    arrays = [np.random.default_rng(n).random((9, 12)).astype(np.float32) for n in range(3)]
+    given = [*arrays, np.array(27, np.float32)]
+    program = planned(conjugate_iteration, given, ["x", "r", "p", "rr"], kind)
+    stages = [one for one in program.stages if not isinstance(one, ValueStage)]
+    beside = [any(any(map(any, each)) for each in one.cells.footprints) for one in stages]
+    assert sum(beside) == (1 if kind == "cpu" else 3)
+    # The bits of the cells do not depend on it, nor on the ranks.
+    if kind == "cpu":
+        found = [run_program(program, given, grid) for grid in ((1, 1), (2, 1), (3, 1))]
+        want = conjugate_iteration(*(one.copy() for one in given))
+        for results in found:
+            for one, first, other in zip(results, found[0], want, strict=True):
+                np.testing.assert_array_equal(one, first)
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshrun.runner.programs.kernel import CellKernel
 from meshrun.runner.programs.looping import LoopRun
+from meshrun.runner.programs.marching import places_within
 from meshrun.runner.programs.stages import LoopStage
 from tests.facts.program_runs import planned, run_program
 
@@ -192,3 +195,15 @@ def test_iterations_that_are_alike_are_traced_once(function: Any) -> None:
         program = planned(function, [u, u], ["out"])
         assert len(program.stages) < 8
         assert any(isinstance(stage, LoopStage) for stage in program.stages)
+
+
+@given(
+    st.integers(-9, 9), st.integers(-9, 9), st.sampled_from([-3, -2, -1, 1, 2, 3]),
+    st.integers(-12, 12), st.integers(0, 12),
+)  # fmt: skip
+def test_the_items_of_a_rank_are_those_within_its_rows(
+    begin: int, end: int, step: int, first: int, rows: int
+) -> None:
+    items = range(begin, end, step)
+    wanted = [n for n, item in enumerate(items) if first <= item < first + rows]
+    assert [*places_within(items, first, first + rows)] == wanted

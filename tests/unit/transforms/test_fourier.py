@@ -13,6 +13,8 @@ from exchange_cases import mixed_up
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
+from meshrun.runner.transforms.fourier import Local, is_crowded
+from meshrun.runner.transforms.plan import Transform
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World, open_world
 
@@ -220,3 +222,36 @@ def test_the_same_bits_on_any_number_of_ranks(name: str, shape: tuple[int, ...])
 
         found = {np.concatenate(on_ranks(ranks, case), axis=split).tobytes() for ranks in (1, 2, 3, 5)}
         assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "crowded"),
+    [((512, 512), 0, True), ((512, 512), 1, False), ((512, 513), 0, False), ((64, 512), 0, False),
+     ((2, 256, 512), 1, True), ((256, 4, 128), 0, True), ((200, 3, 5, 1024), 0, True)],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "float32"])
+def test_cells_a_power_of_two_apart_are_transformed_in_parts_with_the_same_bits(
+    shape: tuple[int, ...], axis: int, crowded: bool, dtype: str
+) -> None:
+    fourier = pytest.importorskip("scipy.fft")
+    noise = np.random.default_rng(0)
+    block = noise.random(shape) + (1j * noise.random(shape) if dtype.startswith("c") else 0)
+    block = block.astype(dtype)
+    assert is_crowded(block, axis) == (crowded and block.dtype.kind == "c")
+    stage, before = Transform((axis,), shape), block.copy()
+    for inverse, name in ((False, "fft"), (True, "ifft")):
+        local = Local(np, inverse, "", "backward", 0)
+        want = getattr(fourier, name)(before, axis=axis)
+        found = local(block, stage)
+        assert np.array_equal(found, want)
+        assert found.flags.c_contiguous
+        assert np.array_equal(block, before)
+        if block.dtype.kind != "c":
+            continue
+        # In place, also in a part of a larger array.
+        larger = np.zeros((shape[0], shape[1] + 512, *shape[2:]), dtype)
+        part = larger[:, 512:]
+        part[...] = before
+        assert local(part, stage, overwrite=True) is part
+        assert np.array_equal(part, want)
+        assert not larger[:, :512].any()

@@ -315,7 +315,11 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         seen.add(node)
         again = computing.get(node, 1) - 1
         if again and node.op not in LEAVES and node not in program.written.values():
-            own = [one for one in main_path(program, [node]) if one.op not in FREE]
+            # A processor loads each cell beside its own by an instruction; a GPU has them in shared memory.
+            path = main_path(program, [node])
+            own = [one for one in path if one.op not in FREE]
+            if kind == "cpu":
+                own += [one for one in path if one.op == "load" and any(one.offset)]
             varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
             size = max(node.dtype.itemsize, 1)
             worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])
