@@ -231,7 +231,7 @@ def _computed(calls: CellCalls, ufunc: np.ufunc, method: str, inputs: Any, optio
     """Compute a ufunc of one result, or its reduction, cell by cell."""
     if method not in ("__call__", "reduce") or ufunc.nout != 1:
         return NotImplemented
-    each = _each_cell(calls, ufunc, ufunc.nin)
+    each = _each_cell(calls, ufunc, 2 if method == "reduce" else len(inputs))
     # The results have no dtype; `out` gets them below.
     values = map(_plain, inputs)
     kept = {name: value for name, value in options.items() if name in ("axis", "keepdims")}
