@@ -23,6 +23,7 @@ class Plan:
     keep_going: bool = True  # continue after a broken rung
     expected_gpus: int | None = None  # of each host, by --expect-gpus
     quick: bool = False  # by --quick, without --budget or --soak
+    small: bool = False  # by --quick, also with --budget or --soak
     ranks_per_core: float = 1.0  # of the host on which most ranks on CPUs share a core; at least 1
     # Of a climb without --budget; the last call is finished. What is not judged by then is unknown.
     seconds: float = 600.0
@@ -91,10 +92,12 @@ def for_cpus(plan: Plan, ranks_per_core: float = 1.0) -> Plan:
     core, so --quick suspects only parts that are slower still.
     """
     share, blind = CPU_SHARE, CPU_BLIND
+    if plan.small or plan.quick:
+        plan = at_most(plan, QUICK_CPU_BYTES)
     if plan.quick:
         share, blind = share / ranks_per_core, blind / ranks_per_core
         plan = replace(
-            at_most(plan, QUICK_CPU_BYTES),
+            plan,
             seconds=QUICK_CPU_SECONDS,
             even_shares=True,
             max_retests=0,

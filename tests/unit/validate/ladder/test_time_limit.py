@@ -230,3 +230,10 @@ def test_quick_on_shared_cores_does_not_pass_a_part_that_is_slower_than_sharing_
 def test_quick_on_cpus_without_shared_cores_is_as_strict_as_a_whole_climb() -> None:
     plan, whole = for_cpus(replace(quick(), quick=True)), for_cpus(Plan(), 4.0)
     assert (plan.tolerance, plan.critical, plan.blind) == (whole.tolerance, whole.critical, whole.blind)
+
+
+def test_quick_with_a_budget_moves_as_few_bytes_on_cpus_as_without() -> None:
+    """Most of the time of a call is that of generating and checking its data, also to find out its cost."""
+    with_budget, alone = for_cpus(quick()), for_cpus(replace(quick(), quick=True))
+    assert with_budget.memory_bytes == alone.memory_bytes < for_cpus(Plan()).memory_bytes
+    assert with_budget.max_retests > alone.max_retests == 0
