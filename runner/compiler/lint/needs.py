@@ -33,7 +33,7 @@ MOST_RARE = 4  # numbers that cells are compared with
 LEAST = 2  # the largest integer that every part of a small array has room for
 WITHIN = 0.25, 4.0  # magnitudes that some parts of a small array exceed, and others do not
 MOST_THRESHOLDS = 2
-BRANCHES = (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Assert, ast.Match, ast.In, ast.NotIn)
+BRANCHES = (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Assert, ast.Match, ast.In)
 
 
 @dataclass(frozen=True)
