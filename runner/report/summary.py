@@ -261,9 +261,10 @@ def _notes(record: Record, *, brief: bool = False) -> list[str]:
     if record.get("stages"):
         numbers = list(map(str, record["stages"]))
         has = f"line {numbers[0]} has" if len(numbers) == 1 else f"lines {' and '.join(numbers)} are"
+        whole = "step" if record.get("steps") else "pass"
         notes += [
-            f"  {has} stages of a step: beyond the edges, a stage is made from cells that the",
-            f"  boundary {record['boundary']} made before the step; docs/steps.md: steps of several stages",
+            f"  {has} stages of a {whole}: beyond the edges, a stage is made from cells that the boundary",
+            f"  {record['boundary']} made before the {whole}; docs/steps.md: steps of several stages",
         ]
     for name, nbytes in (record.get("held_whole") or {}).items():
         notes.append(f"  {name}: {bytes_text(nbytes)} on every rank")

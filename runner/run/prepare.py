@@ -29,6 +29,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
+from meshrun.runner.maps.called_stages import called_stage_lines
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, halo_plans, no_progress
 from meshrun.runner.maps.kept_values import KeptValues
 from meshrun.runner.maps.same_values import (
@@ -155,7 +156,8 @@ class PlannedTask:
     @cached_property
     def stages(self) -> list[int]:
         """The lines that compute or read a stage beyond the array's edges; see `stage_lines`."""
-        return stage_lines(self.task)
+        traced = stage_lines(self.task)
+        return called_stage_lines(self.task) if traced is None else traced
 
     @cached_property
     def whole_plans(self) -> list[HaloPlan]:

@@ -93,6 +93,7 @@ class TimeLimit:
 def quick() -> Plan:
     """Return a plan with fewer samples and smaller sizes; sizes on NVLink stay at 256 MiB."""
     return Plan(
+        small=True,
         samples=3,
         retest_samples=15,
         samples_per_nic=60,
