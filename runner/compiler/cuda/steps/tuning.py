@@ -15,7 +15,12 @@ from itertools import product
 from pathlib import Path
 
 from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
-from meshrun.runner.compiler.cuda.steps.kernel import fitting_steps, predicted_strips, valid_columns
+from meshrun.runner.compiler.cuda.steps.kernel import (
+    fitting_steps,
+    keeps_values,
+    predicted_strips,
+    valid_columns,
+)
 from meshrun.runner.compiler.cuda.steps.layout import (
     DEVICE_MEMORY,
     LANES,
@@ -79,8 +84,9 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
             return []  # the text for tiles at the ends is long, and such tiles are many
         best = step_kernel_3d.best_steps(program, feeds, most, tuning) if most > 1 else 1
         return [Choice(best, tuning)] if best > 1 else []
-    for columns, blocks in product(COLUMNS, BLOCKS):
-        tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
+    keeps = (False, True) if keeps_values(program, feeds) else (False,)
+    for columns, blocks, kept in product(COLUMNS, BLOCKS, keeps):
+        tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True, keeps=kept)
         steps = fitting_steps(program, feeds, tuning)
         least = 2 if shape is not None and program.axes == 2 else max(steps - 1, 2)
         found += [Choice(one, tuning) for one in range(least, steps + 1)]
@@ -110,7 +116,8 @@ def seconds_per_cell(
     shape: as of `choices`. In a small array, rows that two strips compute, tiles at its ends, and places of
     warps that have nothing left to do take part of the time.
     """
-    tuning, fed, inside = choice.tuning, [place for place in feeds if place is not None], interior(program)
+    tuning, fed = choice.tuning, [place for place in feeds if place is not None]
+    inside = layout_of(program, feeds).computed(tuning) if tuning.keeps else interior(program)
     exact = largest_field(program, fed, choice.steps, 0.0) > 0
     columns = valid_columns(program, feeds, choice.steps, tuning)
     valid = columns / (LANES * tuning.columns)
