@@ -13,7 +13,7 @@ import numpy as np
 
 from meshrun.runner.compiler.passes import ends as ends_pass
 from meshrun.runner.compiler.passes.copied_ends import CopiedEnds, copied_ends_of
-from meshrun.runner.compiler.passes.kept_values import KeptValues, kept_values
+from meshrun.runner.compiler.passes.kept_stages import KeptStages, kept_stages
 from meshrun.runner.compiler.trace.graph import Extents, Operand, Program
 from meshrun.runner.region import Array
 
@@ -242,14 +242,14 @@ class Layout:
         return tuple(found)
 
     @cached_property
-    def kept(self) -> KeptValues | None:
+    def kept(self) -> KeptStages | None:
         """The values that a kernel may keep for later rows, between the ends of the array; None: none.
 
         None either if rows near an end are computed later than others, or read rows that others do not.
         """
         if self.program.axes != 2 or self.ends[0].late + self.ends[0].kept:
             return None
-        return kept_values(self.interior, self.radius[0])
+        return kept_stages(self.interior, self.radius[0])
 
     def computed(self, tuning: Tuning) -> Program:
         """Return what a kernel computes for each cell between the ends, with the values that it keeps."""

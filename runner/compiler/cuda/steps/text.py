@@ -13,7 +13,7 @@ from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, express
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
 from meshrun.runner.compiler.passes.ends import specialised
 from meshrun.runner.compiler.passes.exact_products import with_exact_products
-from meshrun.runner.compiler.passes.kept_values import KeptValues
+from meshrun.runner.compiler.passes.kept_stages import KeptStages
 from meshrun.runner.compiler.trace.graph import BOOL, PLACES, Graph, Node, Offset, in_order
 from meshrun.runner.device.api import HEADERS
 from meshrun.runner.region import Shape
@@ -27,7 +27,7 @@ def source(
     cval: float,
     name: str,
     constants: dict[str, int],
-    kept: KeptValues | None = None,
+    kept: KeptStages | None = None,
     largest: float = 0.0,
     *,
     sends: bool = False,
@@ -110,7 +110,7 @@ def source(
 
 
 def _texts(
-    layout: Layout, constants: dict[str, int], cval: float, kept: KeptValues | None, *, exact: bool
+    layout: Layout, constants: dict[str, int], cval: float, kept: KeptStages | None, *, exact: bool
 ) -> list[str]:
     """Return the functions that compute a lane's cells.
 
@@ -491,7 +491,7 @@ def body(
 ) -> list[str]:
     """Return the statements that compute a lane's cells of all planes.
 
-    results: of the layout's planes, if any, and then kept values. leads: of the values, as of `KeptValues`.
+    results: of the layout's planes, if any, and then kept values. leads: of the values, as of `KeptStages`.
     at_ends: as of `Writer`. whole_lanes: whether lanes begin at multiples of their columns in the array.
     late: how many rows further up the cells are than the lane's row.
     """

@@ -23,7 +23,7 @@ WORD = 4  # bytes of a register
 
 
 @dataclass(frozen=True)
-class KeptValues:
+class KeptStages:
     """A program, and the values that it keeps.
 
     Attributes
@@ -62,7 +62,7 @@ class _Value:
 
 
 @functools.lru_cache(maxsize=16)  # the choices of a kernel ask for those of one program again and again
-def kept_values(program: Program, radius: int) -> KeptValues | None:
+def kept_stages(program: Program, radius: int) -> KeptStages | None:
     """Return the values that are worth keeping, over two axes; None if there are none.
 
     Parameters
@@ -126,7 +126,7 @@ def _words(dtype: np.dtype[Any]) -> int:
 
 def _with_values(
     program: Program, places: Mapping[Node, tuple[_Value, Offset]], leads: Mapping[_Value, int]
-) -> KeptValues:
+) -> KeptStages:
     """Return the program that loads kept values."""
     graph, first = program.graph, len(program.inputs)
     kept = list(leads)[::-1]  # each after those that it reads
@@ -162,4 +162,4 @@ def _with_values(
             if load.op == "load":
                 plane = load.input, load.component
                 oldest[plane] = min(oldest.get(plane, load.offset[0] + lead), load.offset[0] + lead)
-    return KeptValues(changed, ahead, oldest)
+    return KeptStages(changed, ahead, oldest)
