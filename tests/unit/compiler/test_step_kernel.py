@@ -751,12 +751,13 @@ COMPILED = {  # steps and choices of kernels that keep nothing in local memory, 
     "uneven": (2, Tuning(2, ahead=3, blocks=2, vectors=True)),
     "lattice": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
     "lattice f2": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
+    "potential": (4, Tuning(4, ahead=3, blocks=2, vectors=True, keeps=True)),
     "cube": (3, Tuning(2, 8, 12, vectors=True)),
     "materials": (2, Tuning(2, 4, 12)),
 }
 # By day, with what each sends or does not; the others at night.
 BY_DAY = {"heat": True, "heat f8": False, "gray_scott": True, "life": False, "uneven": True,
-          "lattice": False, "cube": False}  # fmt: skip
+          "lattice": False, "potential": True, "cube": False}  # fmt: skip
 # Bytes that a kernel may keep in local memory beside what all registers hold: name, and whether it sends.
 SPILLED = {("cube", False): 16, ("gray_scott", True): 20}
 
