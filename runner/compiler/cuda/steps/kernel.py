@@ -46,6 +46,7 @@ from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.region import Array, Shape, address_of
 
 GROWTH = 1.35  # all registers over those counted, as measured
+STAGED_GROWTH = 1.43  # the same of kernels that keep values: each stage has some of its own
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
 UNCOUNTED = 20  # registers that most kernels use beside those estimated, where they may
 SQUEEZED = 1.06  # registers over those that a bound leaves, which a compiler may do without
@@ -159,8 +160,9 @@ def _registers(layout: Layout, steps: int, tuning: Tuning) -> int:
     kept += values.words if values else 0
     widest = max((node.dtype.itemsize + 3) // 4 for node in layout.interior.nodes)
     branches = BRANCH_REGISTERS if leaves_out_masked(layout.interior) else 0
+    growth = STAGED_GROWTH if values else GROWTH
     return branches + int(
-        GROWTH * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest)
+        growth * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest)
     )
 
 
