@@ -150,28 +150,6 @@ INLINE bool in_any_lane(bool value) {
 #endif
 }
 
-// The quotients of several cells. One test for all of them lets a GPU compute them at the same time; after a test for
-// each, it would wait for one after another. Between 2^-60 and 2^60, nothing overflows or loses bits: the instructions are
-// then those of CUDA's own division, also of a zero.
-INLINE bool is_usual(float value) { return (numpy::bits<uint32>(value) << 1) - (67u << 24) < (120u << 24); }
-template <int N> INLINE void quotients(float (&into)[N], const float (&a)[N], const float (&b)[N]) {
-#ifdef __CUDACC_RTC__
-    bool usual = true;
-    UNROLL for (int n = 0; n < N; ++n) usual &= is_usual(b[n]) & (is_usual(a[n]) | (a[n] == 0));
-    if (__builtin_expect(usual, 1)) {
-        UNROLL for (int n = 0; n < N; ++n) {
-            float inverse;
-            asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b[n]));
-            inverse = __fmaf_rn(inverse, __fmaf_rn(-b[n], inverse, 1.0f), inverse);
-            const float near = __fmul_rn(a[n], inverse);
-            into[n] = a[n] == 0 ? near : __fmaf_rn(inverse, __fmaf_rn(-b[n], near, a[n]), near);
-        }
-        return;
-    }
-#endif
-    UNROLL for (int n = 0; n < N; ++n) into[n] = numpy::divide(a[n], b[n]);
-}
-
 template <typename T> INLINE T pick(const T* row, int slot) {
     T value = row[0];
     UNROLL for (int c = 1; c < C; ++c) value = slot == c ? row[c] : value;

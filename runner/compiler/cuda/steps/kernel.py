@@ -244,7 +244,6 @@ def build(
         "VECTOR": vector,
         "BLOCKS": chosen.blocks,
         "SCALARS": layout.program.scalars,
-        "QUOTIENTS": int(chosen.quotients),
         "LOW_Y": ends[-2].before,
         "HIGH_Y": ends[-2].after,
         "LOW_X": ends[-1].before,

@@ -51,7 +51,7 @@ class Tuning:
     processor holds, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as
     keep the processors busy to the end. vectors: whether to read blocks by vectors, which needs blocks that
     `takes_vectors` accepts. keeps: whether values that several rows read are kept instead of computed again
-    (`Layout.kept`). quotients: whether those of a lane's columns are computed together.
+    (`Layout.kept`).
     """
 
     columns: int = 4
@@ -62,7 +62,6 @@ class Tuning:
     rows: int = 0
     vectors: bool = False
     keeps: bool = False
-    quotients: bool = False
 
 
 @dataclass(frozen=True)

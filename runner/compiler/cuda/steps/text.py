@@ -8,8 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from meshrun.runner.compiler.cuda.steps.layout import Layout, cast, part_of
 from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, expression, literal, slot
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
@@ -275,7 +273,7 @@ class Writer:
     """Write the statements that compute nodes, each node once.
 
     columns, rows: of a lane. at_ends: whether they are for cells near the array's ends: there, a condition on
-    the place holds for some lane of nearly all warps, and is worth no branch. quotients: as of `Tuning`.
+    the place holds for some lane of nearly all warps, and is worth no branch.
     """
 
     layout: Layout
@@ -284,7 +282,6 @@ class Writer:
     cval: float
     cells: LaneCells
     at_ends: bool
-    quotients: bool
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
@@ -294,7 +291,6 @@ class Writer:
         self._others: dict[Node, Node | None] = {}
         self._lines_of_memory: set[str] = set()
         self._branches: dict[Node, Branch[Node]] = {}
-        self._quotients: dict[Node, list[Node]] = {}
 
     def plan(self, results: Iterable[Node]) -> None:
         """Find the branches. results: all that will be written."""
@@ -307,32 +303,7 @@ class Writer:
                 return None
             return self.cells.home(node.operands[0], axes)
 
-        results = list(results)
         self._branches = find_branches(results, self._needs, condition, cost, self._is_of_other_lane)
-        if self.quotients and not self._branches:
-            self._group_quotients(results)
-
-    def _group_quotients(self, results: Iterable[Node]) -> None:
-        """Find the quotients that are equal but for the lane's column: none of them depends on another."""
-        groups: dict[Node, list[Node]] = {}
-        needed = dict[Node, None]()
-        waiting = list(results)
-        while waiting:
-            node = waiting.pop()
-            if node not in needed:
-                needed[node] = None
-                waiting += self._needs(node)
-        for node in needed:
-            reads = self._reads_of(node)
-            if (
-                node.op == "divide"
-                and node.dtype == np.float32
-                and reads
-                and not self._is_of_other_lane(node)
-            ):
-                shift = (*[0] * (self.layout.program.axes - 1), -reads[0])
-                groups.setdefault(self.cells.moved([node], shift)[0], []).append(node)
-        self._quotients = {one: group for group in groups.values() if len(group) > 1 for one in group}
 
     def name(self, wanted: Node, plain: bool = False) -> str:
         """Write the statements that compute a node, and return the variable that holds it.
@@ -346,10 +317,7 @@ class Writer:
                 waiting.pop()
                 continue
             branch = None if plain else self._branches.get(node)
-            group = self._quotients.get(node, [])
             needs = branch.before if branch else self._needs(node)
-            if group:
-                needs = [operand for one in group for operand in one.operands]
             missing = [one for one in needs if one not in self._names]
             if missing:
                 waiting += missing
@@ -357,20 +325,11 @@ class Writer:
             waiting.pop()
             if branch:
                 self._branch(branch)
-            elif group:
-                self._write_quotients(group)
             else:
                 text, name = self._text(node), self._declare(node)
                 self._names[node] = name
                 self.lines.append(f"    const {ctype(node.dtype)} {name} = {text};")
         return self._names[wanted]
-
-    def _write_quotients(self, group: Sequence[Node]) -> None:
-        into, size = self._declare(group[0]), len(group)
-        above, below = (", ".join(self._names[one.operands[n]] for one in group) for n in (0, 1))
-        self.lines.append(f"    float {into}[{size}];")
-        self.lines.append(f"    quotients<{size}>({into}, {{{above}}}, {{{below}}});")
-        self._names |= {one: f"{into}[{n}]" for n, one in enumerate(group)}
 
     def _branch(self, branch: Branch[Node]) -> None:
         """Write a branch, which all threads of a warp take or none: they exchange values after it."""
@@ -539,7 +498,7 @@ def body(
     rows, columns = constants.get("H", 1), constants["C"]
     program, outputs = layout.program, len(results) - len(leads)
     lane = LaneCells(program.graph, columns if whole_lanes else 0, program.lengths)
-    writer = Writer(layout, columns, rows, cval, lane, at_ends, bool(constants["QUOTIENTS"]))
+    writer = Writer(layout, columns, rows, cval, lane, at_ends)
     cells = []  # plane and cell of a result, and its node
     for row, column in product(range(rows), range(columns)):
         shift = {1: (column,), 2: (-late, column), 3: (0, row, column)}[program.axes]
