@@ -338,9 +338,9 @@ def check(
 def made(name: str, boundary: str, steps: int = 4, vectors: bool = False) -> tuple[Case, StepKernel, float]:
     case = CASES[name]
     cval = 1 if name == "life" else 0.3
-    tuning = Tuning(2, 2, 2, 1, rows=9, keeps=True, quotients=True)
+    tuning = Tuning(2, 2, 2, 1, rows=9, keeps=True)
     if vectors:
-        tuning = Tuning(4, 1, 1, 3, rows=9, vectors=True, keeps=True, quotients=True)
+        tuning = Tuning(4, 1, 1, 3, rows=9, vectors=True, keeps=True)
     if case.axes == 3:
         tuning = Tuning(1, 3, 4, 1, rows=7) if not vectors else Tuning(2, 2, 6, 2, rows=7, vectors=True)
     return case, build(case.program(), case.feeds, boundary, cval, steps, tuning), cval
@@ -393,14 +393,6 @@ def test_a_kernel_that_is_wrong_at_one_place_is_caught(name: str, libraries: Pat
     mutant = replace(kernel, source=kernel.source.replace(right, wrong))
     with pytest.raises(AssertionError):
         check(libraries, case, mutant, "reflect", cval, (31, 133))
-
-
-def test_quotients_of_a_lane_are_computed_together() -> None:
-    """Of two stages: those of four columns."""
-    source = made("chained", "wrap", 1, True)[1].source
-    inside = source[source.rindex("if constexpr (!EDGE)") :].split("} else {")[0]
-    assert re.findall(r"quotients<(\d)>", inside) == ["4", "4"]
-    assert "divide(" not in inside
 
 
 def test_a_branch_that_one_cell_decides_is_caught(libraries: Path) -> None:

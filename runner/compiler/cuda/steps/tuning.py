@@ -56,6 +56,9 @@ SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
 SLOW = {"hypot": 20}  # operations that are as many others
+# Operations that a division takes longer than others, by the columns of a lane: it waits for its own steps, and
+# lanes of more columns leave room for fewer warps that compute meanwhile.
+DIVISION = {2: 7, 4: 13}
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
 
 # (own cells of the inputs, of the outputs, what lies beside them): returns what takes the steps.
@@ -124,7 +127,7 @@ def seconds_per_cell(
     read, written = _bytes_of(program.inputs), _bytes_of(program.outputs)
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / DEVICE_MEMORY
     of_others = sum(one.offset[-1] != 0 for one in inside.loads) / tuning.columns
-    operations = _operations(inside, exact)
+    operations = _operations(inside, exact) + _divisions(inside) * DIVISION[tuning.columns]
     # Two columns of pairs are as many elements of a lane as four others.
     columns_of_one = min(tuning.columns * max(one.components for one in program.inputs), max(COLUMNS))
     rate = INSTRUCTIONS * REACHED[columns_of_one, tuning.blocks] * valid
@@ -148,6 +151,12 @@ def _operations(program: Program, exact: bool) -> int:
     made = (one for one in nodes if one.op not in ("load", "constant", "scalar"))
     operations = sum((2 if one.dtype.itemsize == 8 else 1) * SLOW.get(one.op, 1) for one in made)
     return math.ceil(operations * UNEVEN) if leaves_out_masked(program) else operations
+
+
+@lru_cache
+def _divisions(program: Program) -> int:
+    """Return the divisions of a cell for which no branch is needed."""
+    return sum(node.op == "divide" for node in common_nodes(program, (True,)))
 
 
 def chosen(
