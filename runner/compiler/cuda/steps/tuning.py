@@ -56,8 +56,8 @@ SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
 SLOW = {"hypot": 20}  # operations that are as many others
-# Operations that a division takes longer than others, by the columns of a lane: it waits for its own steps, and
-# lanes of more columns leave room for fewer warps that compute meanwhile.
+# Operations that a division takes longer than others, by the columns of a lane: it waits for its own steps,
+# and lanes of more columns leave room for fewer warps that compute meanwhile.
 DIVISION = {2: 7, 4: 13}
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
 
