@@ -394,8 +394,11 @@ class ProgramRun:
         self.known = known
         self.pending.clear()
 
-    def take(self, outs: Sequence[Array]) -> None:
-        """Run all stages once. outs: of each output, this rank's own cells, which are filled."""
+    def take(self, outs: Sequence[Array | None]) -> None:
+        """Run all stages once.
+
+        outs: of each output, this rank's own cells, which are filled; None: one without axes stays a value.
+        """
         known, self.known = set(self.known), frozenset()
         for number in self._turns:
             stage = self.program.stages[number]
@@ -417,14 +420,14 @@ class ProgramRun:
             else:
                 self._compute_values(stage)
         self._set_values()
-        parts = (
-            (getattr(outs[output], part) if len(values) > 1 else outs[output], value)
-            for output, values in self.program.numbers.values.items()
-            for part, value in zip(("real", "imag"), values, strict=False)
-        )
-        for out, value in parts:
-            if out is not self.values.views[value]:
-                out[...] = self.values.views[value]
+        for output, values in self.program.numbers.values.items():
+            out = outs[output]
+            if out is None:
+                continue
+            for part, value in zip(("real", "imag"), values, strict=False):
+                cells: Any = getattr(out, part) if len(values) > 1 else out
+                if cells is not self.values.views[value]:
+                    cells[...] = self.values.views[value]
         self._note_checks()
 
     def _take_kernel(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
@@ -718,6 +721,8 @@ class ProgramRun:
     def value(self, node: Node) -> Any:
         """Compute an expression of values, on the device."""
         xp, found = self.world.xp, dict[Node, Any]()
+        if node.op == "scalar":
+            return self.values.views[node.value]
         if node not in self._orders:
             self._orders[node] = in_order([node])
         for one in self._orders[node]:
