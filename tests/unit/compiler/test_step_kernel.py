@@ -184,6 +184,16 @@ def chained(u: Any, rate: Any) -> Any:
     return 0.5 * u[2:-2, 2:-2] + 0.25 * (lifted[:-2, 1:-3] - lifted[2:, 3:-1]) + 0.1 * flow[:-3, 2:-2]
 
 
+def branched(u: Any, kind: Any) -> Any:
+    """Compute each of two stages in another way where a mask says so: in a branch of its own."""
+    for cut in (1, 2):
+        here = kind[cut:-cut, cut:-cut] == 1
+        mean = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+        steep = np.sqrt(abs(u[2:, 1:-1])) / (1 + mean * mean) + np.sqrt(abs(mean)) / 3
+        u = np.where(here, steep, mean)
+    return u
+
+
 def line(u: Any) -> Any:
     return u[1:-1] + 0.25 * (u[:-2] - 2 * u[1:-1] + u[2:])
 
@@ -258,6 +268,7 @@ CASES = {
     "potential": Case(potential, ("f4",), 2),
     "midpoint": Case(midpoint, ("f8", "f8"), 2, feeds=(0, 1)),
     "chained": Case(chained, ("f4", "f4"), 2),
+    "branched": Case(branched, ("f4", "u1"), 2),
     "line": Case(line, ("f4",), axes=1),
     "cube": Case(cube, ("f4",), axes=3),
     "cube f8": Case(cube, ("f8",), axes=3),
@@ -354,7 +365,16 @@ def by_day(names: Iterable[str]) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "boundary"), [*by_day(CASES)])
 def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> None:
-    few = {"far": 3, "uneven": 3, "gray_scott": 2, "lattice": 2, "lattice f2": 2, "midpoint": 2, "chained": 3}
+    few = {
+        "far": 3,
+        "uneven": 3,
+        "gray_scott": 2,
+        "lattice": 2,
+        "lattice f2": 2,
+        "midpoint": 2,
+        "chained": 3,
+        "branched": 2,
+    }
     steps = few.get(name, 4) if CASES[name].axes < 3 else 3
     case, kernel, cval = made(name, boundary, steps)
     for shape in [(5, 3), (31, 133)] if case.axes < 3 else [(2, 5, 3), (17, 19, 55)]:

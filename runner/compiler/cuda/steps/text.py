@@ -506,13 +506,14 @@ def body(
             for component, node in enumerate(lane.moved(result, shift)):
                 number = layout.state.index((place, component))
                 cells.append((number, row * columns + column, node))
-    values = []  # the variable of a kept value, and its node; each after those that it reads
+    # A kept value is written before what reads it, also before a branch in which that is computed.
     for number, (lead, result) in enumerate(zip(leads, results[outputs:], strict=True)):
+        nodes = [lane.moved(result, (lead, column))[0] for column in range(columns)]
+        writer.plan(nodes)
         row_of = f"rows.value{number}[LEVEL - 1][modulo(here + {lead}, SLOTS)]"
-        for column in range(columns):
-            values.append((f"{row_of}[{column}]", lane.moved(result, (lead, column))[0]))
-    writer.plan([*(node for _, node in values), *(node for *_, node in cells)])
-    for variable, node in values:
-        writer.lines.append(f"    {variable} = {writer.name(node)};")
+        writer.lines += [
+            f"    {row_of}[{column}] = {writer.name(node)};" for column, node in enumerate(nodes)
+        ]
+    writer.plan(node for *_, node in cells)
     ends = [f"    out.w{number}[{cell}] = {writer.name(node)};" for number, cell, node in cells]
     return writer.lines + ends
