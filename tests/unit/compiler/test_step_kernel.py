@@ -415,6 +415,13 @@ def test_a_kernel_that_is_wrong_at_one_place_is_caught(name: str, libraries: Pat
         check(libraries, case, mutant, "reflect", cval, (31, 133))
 
 
+def test_a_branch_reads_a_value_of_the_same_row(libraries: Path) -> None:
+    """Two stages with the same condition: the value is written before the branch that reads it."""
+    case, kernel, cval = made("branched", "reflect", 2)
+    assert "rows.value0" in kernel.source
+    check(libraries, case, kernel, "reflect", cval, (31, 133))
+
+
 def test_a_branch_that_one_cell_decides_is_caught(libraries: Path) -> None:
     """A lane takes a branch if any of its cells needs it, and the lanes of a warp together."""
     case, kernel, cval = made("kinds", "reflect", 1)
