@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +233,23 @@ def test_a_choice_for_cells_of_several_components_is_one_that_compiles(tmp_path:
     for trailing in ((), (3,)):
         kernel = DeviceKernel(program(trailing=trailing), ((1, 1),) * 2, feeds=FEEDS)
         assert kernel.measured(clock, SHAPE, 10) == choices(kernel.program, FEEDS, SHAPE)[0]  # type: ignore[arg-type]
+
+
+def test_a_division_takes_longer_than_a_product() -> None:
+    """Above all in lanes of many columns, which leave room for few warps."""
+
+    def divided(u: Any) -> Any:
+        return heat(u) / (u[1:-1, 1:-1] + 2)
+
+    def multiplied(u: Any) -> Any:
+        return heat(u) * (u[1:-1, 1:-1] + 2)
+
+    longer = {}
+    for columns in (2, 4):
+        choice = Choice(2, replace(choices(program(), FEEDS)[0].tuning, columns=columns, blocks=4))
+        one, other = (seconds_per_cell(program(each), FEEDS, choice) for each in (divided, multiplied))
+        longer[columns] = one - other
+    assert 0 < longer[2] < longer[4]
 
 
 def test_several_steps_are_chosen_only_where_single_ones_take_longer() -> None:

@@ -15,7 +15,12 @@ from itertools import product
 from pathlib import Path
 
 from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
-from meshrun.runner.compiler.cuda.steps.kernel import fitting_steps, predicted_strips, valid_columns
+from meshrun.runner.compiler.cuda.steps.kernel import (
+    fitting_steps,
+    keeps_values,
+    predicted_strips,
+    valid_columns,
+)
 from meshrun.runner.compiler.cuda.steps.layout import (
     DEVICE_MEMORY,
     LANES,
@@ -51,6 +56,9 @@ SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
 SLOW = {"hypot": 20}  # operations that are as many others
+# Operations that a division takes longer than others, by the columns of a lane: it waits for its own steps,
+# and lanes of more columns leave room for fewer warps that compute meanwhile.
+DIVISION = {2: 7, 4: 13}
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
 
 # (own cells of the inputs, of the outputs, what lies beside them): returns what takes the steps.
@@ -79,8 +87,9 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
             return []  # the text for tiles at the ends is long, and such tiles are many
         best = step_kernel_3d.best_steps(program, feeds, most, tuning) if most > 1 else 1
         return [Choice(best, tuning)] if best > 1 else []
-    for columns, blocks in product(COLUMNS, BLOCKS):
-        tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
+    keeps = (False, True) if keeps_values(program, feeds) else (False,)
+    for columns, blocks, kept in product(COLUMNS, BLOCKS, keeps):
+        tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True, keeps=kept)
         steps = fitting_steps(program, feeds, tuning)
         least = 2 if shape is not None and program.axes == 2 else max(steps - 1, 2)
         found += [Choice(one, tuning) for one in range(least, steps + 1)]
@@ -110,14 +119,15 @@ def seconds_per_cell(
     shape: as of `choices`. In a small array, rows that two strips compute, tiles at its ends, and places of
     warps that have nothing left to do take part of the time.
     """
-    tuning, fed, inside = choice.tuning, [place for place in feeds if place is not None], interior(program)
+    tuning, fed = choice.tuning, [place for place in feeds if place is not None]
+    inside = layout_of(program, feeds).computed(tuning) if tuning.keeps else interior(program)
     exact = largest_field(program, fed, choice.steps, 0.0) > 0
     columns = valid_columns(program, feeds, choice.steps, tuning)
     valid = columns / (LANES * tuning.columns)
     read, written = _bytes_of(program.inputs), _bytes_of(program.outputs)
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / DEVICE_MEMORY
     of_others = sum(one.offset[-1] != 0 for one in inside.loads) / tuning.columns
-    operations = _operations(inside, exact)
+    operations = _operations(inside, exact) + _divisions(inside) * DIVISION[tuning.columns]
     # Two columns of pairs are as many elements of a lane as four others.
     columns_of_one = min(tuning.columns * max(one.components for one in program.inputs), max(COLUMNS))
     rate = INSTRUCTIONS * REACHED[columns_of_one, tuning.blocks] * valid
@@ -141,6 +151,12 @@ def _operations(program: Program, exact: bool) -> int:
     made = (one for one in nodes if one.op not in ("load", "constant", "scalar"))
     operations = sum((2 if one.dtype.itemsize == 8 else 1) * SLOW.get(one.op, 1) for one in made)
     return math.ceil(operations * UNEVEN) if leaves_out_masked(program) else operations
+
+
+@lru_cache
+def _divisions(program: Program) -> int:
+    """Return the divisions of a cell for which no branch is needed."""
+    return sum(node.op == "divide" for node in common_nodes(program, (True,)))
 
 
 def chosen(
