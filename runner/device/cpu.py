@@ -62,6 +62,9 @@ class CpuBackend:
     def download(self, device: Array, host: np.ndarray[Any, Any]) -> None:
         host[...] = device
 
+    def join(self) -> None:
+        pass
+
     def mark(self) -> float:
         return time.perf_counter()
 

@@ -51,6 +51,7 @@ def describe(index: int) -> Device:
         bandwidth=peak or None,
         bandwidth_source="memory clock x bus width",
         compute_capability=10 * properties["major"] + properties["minor"],
+        software=f"driver {cupy.cuda.runtime.driverGetVersion()}, NVRTC {cupy.cuda.nvrtc.getVersion()}",
     )
 
 
@@ -116,6 +117,9 @@ class CudaBackend:
         stream = cupy.cuda.get_current_stream().ptr
         kind = cupy.cuda.runtime.memcpyDeviceToHost
         cupy.cuda.runtime.memcpyAsync(host.ctypes.data, source.data.ptr, source.nbytes, kind, stream)
+
+    def join(self) -> None:
+        cupy.cuda.Device(self.device.index).use()
 
     def mark(self) -> Any:
         event = cupy.cuda.Event()
