@@ -36,6 +36,7 @@ from meshrun.runner.world.world import World, open_world
 
 Field = np.ndarray[Any, Any]
 ITERATIONS = 64  # of a loop of conjugate gradients in one step
+MULTIPLE = 8  # of steps: CUDA graphs hold 32, 8 or 2, and a step that is left over is issued by the host
 
 
 # Turbulence and Schroedinger's equation
@@ -252,7 +253,10 @@ def measure(world: World, name: str, size: int, options: argparse.Namespace) -> 
     take, stepper = stepping(world, job, types)
     # The first steps on a GPU are issued one by one; those that are timed may be CUDA graphs.
     take(EAGER if world.backend.asynchronous else 4)
-    steps = max(int(options.seconds / max(world.control.allgather(take(4)))), 1)
+    take(MULTIPLE)
+    steps = int(options.seconds / max(world.control.allgather(take(MULTIPLE))))
+    steps = max(steps // MULTIPLE, 1) * MULTIPLE if world.backend.asynchronous else max(steps, 1)
+    take(steps)
     rounds = [max(world.control.allgather(take(steps))) for _ in range(options.rounds)]
     row = {
         "program": name, "size": size, "steps": steps, "iterations": iterations,
