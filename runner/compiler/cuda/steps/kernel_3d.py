@@ -71,6 +71,18 @@ def tilings(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
     return found
 
 
+def fastest_tiling(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
+    """Return the tiling that is fastest as predicted; none if single steps are about as fast.
+
+    For programs that read further than the tile of `suggested` has room for.
+    """
+    layout = layout_of(program, feeds)
+    times = {one: seconds_per_cell(layout, one.steps, one.tuning) for one in tilings(program, feeds)}
+    single = seconds_per_cell(layout, 1, Tuning())
+    best = min(times, key=times.__getitem__, default=None)
+    return [best] if best is not None and times[best] < WORTH * single else []
+
+
 def seconds_per_cell(layout: Layout, steps: int, tuning: Tuning) -> float:
     """Predict the time of one step of a cell on an H200."""
     program = layout.program

@@ -23,6 +23,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     PROCESSORS,
     SCHEDULERS,
     Choice,
+    NotFusable,
     Tuning,
     best_height,
     interior,
@@ -63,10 +64,13 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     if program.axes > 2:
         tuning = step_kernel_3d.suggested(program, vectors=True)
         most = fitting_steps(program, feeds, tuning)
-        if most > 1 and layout_of(program, feeds).ends_read_further:
-            return []  # the text for tiles at the ends is long, and such tiles are many
+        try:
+            if layout_of(program, feeds).ends_read_further:
+                return []  # the text for tiles at the ends is long, and such tiles are many
+        except NotFusable:
+            return []
         best = step_kernel_3d.best_steps(program, feeds, most, tuning) if most > 1 else 1
-        return [Choice(best, tuning)] if best > 1 else []
+        return [Choice(best, tuning)] if best > 1 else step_kernel_3d.fastest_tiling(program, feeds)
     for columns, blocks in product(COLUMNS, BLOCKS):
         tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
         steps = fitting_steps(program, feeds, tuning)
