@@ -23,6 +23,7 @@ from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components
 from meshrun.runner.compiler.trace.trace import trace
+from meshrun.runner.run import prepare
 from meshrun.runner.steps import kernel_trial
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -126,11 +127,13 @@ def test_choices_take_the_steps_of_numpy(dtype: str, boundary: str) -> None:
 def test_a_long_run_measures_its_kernel_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results of choices that take turns are those of the predicted one, also with the kept one."""
     monkeypatch.setattr(kernel_trial, "FIRST_QUESTION", 0.01)
+    monkeypatch.setattr(step_tuning, "MEASURED", 2)
     job = meshrun.map_blocks(halo=1, boundary="wrap")(heat)
-    start = np.random.default_rng(3).random((4096, 4096), np.float32)
+    start = np.random.default_rng(3).random((8192, 8192), np.float32)
     np.save(tmp_path / "in.npy", start)
     found = []
-    for steps, folder in ((40_000, "cache"), (400, "cache"), (400, "empty")):  # to compile takes some seconds
+    for steps, folder in ((400_000, "cache"), (400, "cache"), (400, "empty")):  # to compile takes seconds
+        monkeypatch.setattr(prepare, "_PLANNED", {})
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
         monkeypatch.setattr(step_tuning, "WORTH_MEASURING", 0.01 if steps > 400 else 1e9)
         path = tmp_path / f"{len(found)}.npy"
