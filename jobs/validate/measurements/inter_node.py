@@ -76,6 +76,9 @@ SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at
 OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow while others load a host
 OF_LOADS = ("nic", "send", "receive", "host", "host send", "host receive", *BETWEEN)  # or seem to be
 LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
+WITNESSED = ("nic", "send", "receive", "flap", *BETWEEN)  # kinds that leave other NICs of a host fast
+FEWEST_STEADY = 3  # looks in which others loaded no host of a suspect, without which it is not judged
+FLAP_PAUSES = 0.5  # times the usual pause: episodes of 5 s are seen in a look at least
 MANY_HOSTS = 20  # from which on loads of other hosts show that others load the fleet, in the first looks
 LOADED_HOSTS = 2  # others that were slow for a while only, which show that others load the fleet
 UNSTEADY = 3.0  # tolerances between the levels of two looks, which no fault of a part makes
@@ -125,6 +128,7 @@ class InterNode(RungMeasurement):
         self.looks_of: dict[int, set[int]] = {}  # in which a rank was part of a suspect
         self.flaps = set[PartName]()  # suspects that were looked at for being slow at times
         self.looked = 0
+        self.witnessed: dict[int, dict[int, tuple[float, float]]] = {}  # levels, by host and look
         self.loaded = set[PartName]()  # suspects that were slow for a while, as by others' load
         self.cleared_hosts = set[int]()  # hosts with NICs that were slow at first only
         self.first: Observations  # table, of the first measurement
@@ -345,18 +349,26 @@ class InterNode(RungMeasurement):
         spacing = self.plan.retest_span / RETEST_REPEATS
         if self.isolated is not None:  # looks at a host decide about its NICs too
             left = self.undecided(left, self.isolated, begin)
+        single = {rank for name in left if name[0] not in LINKS for rank in self.network.ranks(name)}
+        witnesses = {
+            host: self.schedule.witness_flows(host, single, self.suspects)
+            for host in sorted(self.hosts_of([name for name in left if name[0] in WITNESSED]))
+        }
         due = self.probe.clock()
         while left and self.looked - begin < MOST_LOOKS:
             enough = self.looked - begin >= RETEST_REPEATS
             with_flaps = any(name[0] == "flap" for name in left)
-            due += spacing * (LATER_PAUSES if enough and not with_flaps else 1)
+            due += spacing * (FLAP_PAUSES if with_flaps else LATER_PAUSES if enough else 1)
             for rank in {rank for name in left for rank in self.network.ranks(name)}:
                 self.looks_of.setdefault(rank, set()).add(self.looked)
             of_left = [flow for name in left for flow in shown[name]]
+            seen = {host: witnesses.get(host, []) for host in sorted(self.hosts_of(left))}
             few = [shown[name] for name in left if name[0] == "flap" and is_one_pair(shown[name])]
             of_pairs = {flow for pair in few for flow in pair}
             controls = self.schedule.of_classes(controls, of_left)
-            wanted = [*dict.fromkeys([*of_left, *controls]), *sorted(of_pairs) * (PAIR_REPEATS - 1)]
+            of_witnesses = [flow for of_host in seen.values() for flow in of_host]
+            wanted = [*dict.fromkeys([*of_left, *of_witnesses, *controls])]
+            wanted += sorted(of_pairs) * (PAIR_REPEATS - 1)
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.schedule.random.permutation(len(wanted))]
             try:
@@ -376,6 +388,8 @@ class InterNode(RungMeasurement):
             self.isolated = tabulate(
                 self.flows, self.seconds, self.retest_siblings, self.plan, retested=True, looks=self.look_of
             )
+            for host, of_host in seen.items():
+                self.add_witness(host, of_host)
             if self.looked == begin + 1:
                 shown = self.shown_flows(shown, self.isolated)
             left = self.undecided(left, self.isolated, begin)
@@ -384,9 +398,43 @@ class InterNode(RungMeasurement):
         # Noise, and the loads of many hosts behind one switch, change from look to look.
         for name in [name for name in slow if name[0] in OF_LOADS and self.shows_loads()]:
             levels = self.levels_by_look(self.isolated, kinds, name, begin)
-            if passed(levels, self.plan.tolerance):
+            if len(levels) < FEWEST_STEADY or passed(levels, self.plan.tolerance):
                 self.loaded.add(name)
         return [name for name in slow if name not in self.loaded]
+
+    def add_witness(self, host: int, flows: Sequence[tuple[int, int]]) -> None:
+        """Add the levels of the flows that tell, in the last look, whether others load this host: that of its
+        faster partner, and of the slowest flow."""
+        table, size = self.isolated, self.topology.ranks
+        assert table is not None
+        last = np.flatnonzero(table.look == self.looked - 1)
+        pair = np.sort(np.stack([table.a[last], table.b[last]]), axis=0)
+        pair = pair[0] * size + pair[1]
+        levels = [
+            table.level[last[pair == min(flow) * size + max(flow)]] for flow in flows[::2] if flow[0] != flow[1]
+        ]
+        levels = [each for each in levels if len(each)]
+        if levels:
+            of_look = self.witnessed.setdefault(host, {})
+            of_look[self.looked - 1] = (
+                min(float(np.median(each)) for each in levels),
+                max(float(each.max()) for each in levels),
+            )
+
+    def steady_looks(self, name: PartName, whole: bool = False) -> list[int] | None:
+        """Return the looks in which others loaded none of the hosts of a suspect; None if that is not known.
+
+        whole: nor for a part of the look.
+        """
+        of_hosts = [self.witnessed.get(host) for host in self.hosts_of([name])]
+        if name[0] not in WITNESSED or not all(of_hosts):
+            return None
+        looks = set.intersection(*(set(of_host) for of_host in of_hosts if of_host))
+        return sorted(
+            look
+            for look in looks
+            if all(of_host[look][whole] < self.plan.tolerance for of_host in of_hosts if of_host)
+        )
 
     def shows_loads(self) -> bool:
         """Return whether levels of looks tell a load from a fault: noise does not make them differ as much.
@@ -399,8 +447,13 @@ class InterNode(RungMeasurement):
     def levels_by_look(
         self, table: Observations, kinds: Sequence[PartKind], name: PartName, begin: int
     ) -> Floats:
-        """Return the median level of a suspect in each look from `begin` on."""
+        """Return the median level of a suspect in each look from `begin` on.
+
+        Without the looks in which others loaded its hosts.
+        """
         through = rows_through(kinds, name) & (table.look >= begin)
+        if (steady := self.steady_looks(name)) is not None:
+            through &= np.isin(table.look, steady)
         return np.array(
             [
                 np.median(table.level[through & (table.look == look)])
@@ -419,6 +472,8 @@ class InterNode(RungMeasurement):
         """
         if name[0] not in OF_LOADS or not self.shows_loads():
             return RETEST_REPEATS
+        if self.steady_looks(name) is not None:
+            return RETEST_REPEATS if len(levels) >= RETEST_REPEATS else MOST_LOOKS
         many = self.topology.hosts >= LEAST_BUSY
         changed = passed(levels, self.plan.tolerance, 1)
         loaded = changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
@@ -449,7 +504,9 @@ class InterNode(RungMeasurement):
                 looks = sorted(self.looks_of.get(name[1], ()))
                 through = rows_through(kinds, nic_of(name)) & np.isin(table.look, looks)
                 alike = healthy & np.isin(of_kind, of_kind[through])
-                looked = replace(changing_looks(table, through, trusted=alike), suspects=len(self.flaps))
+                steady = self.steady_looks(name, whole=True)
+                looked = changing_looks(table, through, trusted=alike, steady=steady)
+                looked = replace(looked, suspects=len(self.flaps))
                 self.looks_at[name[1]] = looked
                 decided = looked.is_sure or looked.intermittence <= LOADED_UP_TO
             else:
@@ -458,7 +515,7 @@ class InterNode(RungMeasurement):
                 # A part that is slow in most looks is not fast in two of five.
                 decided = bool(fast > (1 - self.plan.slow_share) * RETEST_REPEATS)
                 # Slow in a look by itself, unlike a suspect that was slow at first because of its partners.
-                if decided and name[0] in OF_HOSTS and levels.max() > self.plan.tolerance:
+                if decided and name[0] in OF_HOSTS and levels.max(initial=0) > self.plan.tolerance:
                     self.cleared_hosts |= self.hosts_of([name])
                 decided = decided or count >= self.looks_needed(name, levels)
             if not decided:
@@ -594,7 +651,15 @@ class InterNode(RungMeasurement):
         another part that explains some of it."""
         explained = (suspect.rows & cover.table.retested & ~cover.open).any()
         known = None if explained else self.looks_at.get(suspect.key)
-        return known or replace(super().changing_looks(suspect, cover), suspects=len(self.flaps))
+        if known:
+            return known
+        looked = changing_looks(
+            cover.table,
+            suspect.rows & cover.open,
+            trusted=cover.open & ~suspect.rows,
+            steady=self.steady_looks(suspect.name, whole=True),
+        )
+        return replace(looked, suspects=len(self.flaps))
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.
