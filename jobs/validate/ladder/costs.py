@@ -151,6 +151,8 @@ def estimate_rungs(plan: Plan, topology: Topology, costs: CallCosts) -> dict[Run
             needed = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
             times = max(needed / one.repeats, 1)
             found[one.key[0]] += one.count * times * cost.seconds(work(one.key, one.nbytes), one.samples)
+    if found.get("host pairs"):
+        found["host pairs"] = max(found["host pairs"], plan.first_span)
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +42,7 @@ from meshrun.jobs.validate.localize.set_cover import (
 from meshrun.jobs.validate.measurements.flow_schedule import PARTNERS, FlowSchedule
 from meshrun.jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
+    Measure,
     joined,
     measure_first,
     repeats_needed,
@@ -69,6 +72,7 @@ LATER_PAUSES = 3
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PAIR_REPEATS = 4  # measurements of a flow in a look, if a suspect is shown with one partner only
 BETWEEN = (*LINKS, "path")  # kinds that may rest on a single pair of flows
+MOST_PASSES = 12  # of the first measurement over its span: some within each episode of 4 s in 24 s
 SCREENED_HOSTS = 8  # from which on there are enough others
 SCREENS = 16  # of suspects of these kinds, at most
 SCREENED = 0.25  # share of them that a screen must clear for another: all take at most 4 times the first
@@ -98,10 +102,12 @@ def first_samples(rounds: int, plan: Plan) -> tuple[int, int]:
     """Return samples of a round in a call, and in how many calls each of so many rounds is measured.
 
     With few rounds each takes many samples. A call of all of them would show one moment of the fleet; a NIC
-    is seen in as many moments as in a retest.
+    is seen in as many moments as in a retest, or, over the plan's `first_span`, in up to MOST_PASSES of them.
     """
     samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(rounds, 1)))
     calls = math.ceil(RETEST_REPEATS / max(rounds, 1))
+    if plan.first_span:
+        calls = max(calls, min(math.ceil(samples / plan.samples), MOST_PASSES))
     return math.ceil(samples / calls), calls
 
 
@@ -175,14 +181,15 @@ class InterNode(RungMeasurement):
         # Noise that hides single pairs of many hides no NIC, and split rounds take as long as more hosts.
         as_many = self.schedule.subrounds * self.topology.hosts
         again = self.schedule.subrounds == 1 or as_many < self.plan.all_pairs_hosts
-        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats, again)
+        paced = self.paced(len(rounds) * repeats)
+        seconds, self.noise = measure_first(paced, rounds, samples, self.plan, longer, repeats, again)
         self.first = self.tabulated(rounds, seconds)
         self.network.find_groups(self.first)
         if self.network.far.any():
             met_by_chance = self.topology.hosts > self.plan.full_mesh_hosts
             inside = list(self.schedule.near_rounds(rounds if met_by_chance else ()))
             # Only these show a NIC that is slow at times, for all of a NIC's samples together.
-            plan = replace(self.plan, samples_per_nic=NEAR_SAMPLES * self.plan.samples_per_nic)
+            plan = replace(self.plan, samples_per_nic=NEAR_SAMPLES * self.plan.samples_per_nic, first_span=0)
             samples, repeats = first_samples(len(inside), plan)
             more, noise = measure_first(self.sample, inside, samples, plan, longer, repeats)
             rounds, seconds = self.without(inside, rounds, seconds)
@@ -582,6 +589,23 @@ class InterNode(RungMeasurement):
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.probe.flows(flows, self.nbytes, samples)
+
+    def paced(self, calls: int) -> Measure[Ints]:
+        """Return `sample`, which waits before so many calls that they take the plan's `first_span`.
+
+        Without enough time left for a wait, it does not wait.
+        """
+        begin, number = self.probe.clock(), itertools.count(1)
+
+        def sample(flows: Ints, samples: int) -> Seconds:
+            done = min(next(number) / calls, 1.0)
+            pause = self.plan.first_span * done - (self.probe.clock() - begin)
+            if pause > 0:
+                with suppress(TimeUpError):
+                    self.probe.wait(pause)
+            return self.sample(flows, samples)
+
+        return sample
 
     def retest_siblings(self, a: Ints, b: Ints) -> Siblings:
         suspect = np.isin(np.arange(self.topology.ranks), list(self.suspects))
