@@ -177,7 +177,9 @@ def describe_cuts(wanted: Plan, reduced: Plan, expected: float, budget: float) -
         if getattr(reduced, field) != getattr(wanted, field)
     ]
     if reduced.first_span < wanted.first_span:
-        given.append(f"NICs watched for {wanted.first_span:g} s, so those that are slow at times may be missed")
+        given.append(
+            f"NICs watched for {wanted.first_span:g} s, so those that are slow at times may be missed"
+        )
     given += [
         f"{name.removesuffix('_bytes')} {getattr(reduced, name) / MiB:.4g} MiB instead of "
         f"{getattr(wanted, name) / MiB:.4g} MiB"

@@ -16,6 +16,7 @@ from meshrun.jobs.measure.outliers import (
     STANDARD_ERRORS,
     Floats,
     is_erratic,
+    looks_of_loaded,
     row_medians,
     sample_noise,
     samples_to_clear,
@@ -81,7 +82,6 @@ OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow whi
 OF_LOADS = ("nic", "send", "receive", "host", "host send", "host receive", *BETWEEN)  # or seem to be
 LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
 WITNESSED = ("nic", "send", "receive", "flap", *BETWEEN)  # kinds that leave other NICs of a host fast
-FEWEST_STEADY = 3  # looks in which others loaded no host of a suspect, without which it is not judged
 FLAP_PAUSES = 0.5  # times the usual pause: episodes of 5 s are seen in a look at least
 MANY_HOSTS = 20  # from which on loads of other hosts show that others load the fleet, in the first looks
 LOADED_HOSTS = 2  # others that were slow for a while only, which show that others load the fleet
@@ -405,7 +405,7 @@ class InterNode(RungMeasurement):
         # Noise, and the loads of many hosts behind one switch, change from look to look.
         for name in [name for name in slow if name[0] in OF_LOADS and self.shows_loads()]:
             levels = self.levels_by_look(self.isolated, kinds, name, begin)
-            if len(levels) < FEWEST_STEADY or passed(levels, self.plan.tolerance):
+            if self.may_be_loaded(name) and passed(levels, self.plan.tolerance):
                 self.loaded.add(name)
         return [name for name in slow if name not in self.loaded]
 
@@ -418,7 +418,9 @@ class InterNode(RungMeasurement):
         pair = np.sort(np.stack([table.a[last], table.b[last]]), axis=0)
         pair = pair[0] * size + pair[1]
         levels = [
-            table.level[last[pair == min(flow) * size + max(flow)]] for flow in flows[::2] if flow[0] != flow[1]
+            table.level[last[pair == min(flow) * size + max(flow)]]
+            for flow in flows[::2]
+            if flow[0] != flow[1]
         ]
         levels = [each for each in levels if len(each)]
         if levels:
@@ -428,20 +430,23 @@ class InterNode(RungMeasurement):
                 max(float(each.max()) for each in levels),
             )
 
-    def steady_looks(self, name: PartName, whole: bool = False) -> list[int] | None:
-        """Return the looks in which others loaded none of the hosts of a suspect; None if that is not known.
+    def witnesses_of(self, name: PartName) -> list[dict[int, tuple[float, float]]]:
+        """Return the witnesses of the hosts of a suspect; none if there is none of one of the hosts."""
+        of_hosts = [self.witnessed.get(host, {}) for host in self.hosts_of([name])]
+        return of_hosts if name[0] in WITNESSED and all(of_hosts) else []
 
-        whole: nor for a part of the look.
-        """
-        of_hosts = [self.witnessed.get(host) for host in self.hosts_of([name])]
-        if name[0] not in WITNESSED or not all(of_hosts):
-            return None
-        looks = set.intersection(*(set(of_host) for of_host in of_hosts if of_host))
-        return sorted(
-            look
-            for look in looks
-            if all(of_host[look][whole] < self.plan.tolerance for of_host in of_hosts if of_host)
-        )
+    def may_be_loaded(self, name: PartName) -> bool:
+        """Return whether others may have loaded a host of a suspect in some looks."""
+        of_hosts = self.witnesses_of(name)
+        levels = [level for of in of_hosts for level, _ in of.values()]
+        return not of_hosts or max(levels) > self.plan.tolerance
+
+    def steady_looks(self, name: PartName) -> list[int] | None:
+        """Return the looks in all of which others loaded none of the hosts of a suspect; None: not known."""
+        of_hosts = self.witnesses_of(name)
+        looks = set.intersection(*map(set, of_hosts)) if of_hosts else set()
+        steady = [look for look in looks if all(of[look][1] < self.plan.tolerance for of in of_hosts)]
+        return sorted(steady) or None
 
     def shows_loads(self) -> bool:
         """Return whether levels of looks tell a load from a fault: noise does not make them differ as much.
@@ -456,17 +461,13 @@ class InterNode(RungMeasurement):
     ) -> Floats:
         """Return the median level of a suspect in each look from `begin` on.
 
-        Without the looks in which others loaded its hosts.
+        Where others loaded a host of it: by how much it was slower than another NIC of the host.
         """
-        through = rows_through(kinds, name) & (table.look >= begin)
-        if (steady := self.steady_looks(name)) is not None:
-            through &= np.isin(table.look, steady)
-        return np.array(
-            [
-                np.median(table.level[through & (table.look == look)])
-                for look in np.unique(table.look[through])
-            ]
-        )
+        through, of_hosts = rows_through(kinds, name) & (table.look >= begin), self.witnesses_of(name)
+        looks = np.unique(table.look[through]).tolist()
+        levels = [float(np.median(table.level[through & (table.look == look)])) for look in looks]
+        loads = [max((of[look][0] for of in of_hosts if look in of), default=0.0) for look in looks]
+        return np.array(levels) - np.where(np.array(loads) > self.plan.tolerance, loads, 0.0)
 
     def hosts_of(self, names: Sequence[PartName]) -> set[int]:
         return {int(self.topology.host[rank]) for name in names for rank in self.network.ranks(name)}
@@ -474,17 +475,18 @@ class InterNode(RungMeasurement):
     def looks_needed(self, name: PartName, levels: Floats) -> int:
         """Return how many looks at a suspect decide that it is slow. levels: of its looks so far.
 
-        MOST_LOOKS if others load the fleet: the suspect, or a NIC of another host, was slow for a while only.
-        Of few hosts, a NIC is slow for a while if its partner is. A load that changes too often is noise.
+        MOST_LOOKS if it was slow in some looks only, or if others load the fleet and no other NIC of its hosts
+        shows whether they load these. Of few hosts, a NIC is slow for a while if its partner is. A load that
+        changes too often is noise.
         """
         if name[0] not in OF_LOADS or not self.shows_loads():
             return RETEST_REPEATS
-        if self.steady_looks(name) is not None:
-            return RETEST_REPEATS if len(levels) >= RETEST_REPEATS else MOST_LOOKS
-        many = self.topology.hosts >= LEAST_BUSY
-        changed = passed(levels, self.plan.tolerance, 1)
-        loaded = changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
-        if loaded:
+        if passed(levels, self.plan.tolerance, 1):
+            return MOST_LOOKS
+        if self.witnesses_of(name):  # steady: a fault that does not come and go
+            steady = not len(levels) or np.ptp(levels) < self.plan.tolerance
+            return RETEST_REPEATS if steady else self.plan.load_looks
+        if self.topology.hosts >= LEAST_BUSY and self.cleared_hosts - self.hosts_of([name]):
             return MOST_LOOKS
         return self.plan.load_looks if self.topology.hosts < MANY_HOSTS else RETEST_REPEATS
 
@@ -511,7 +513,7 @@ class InterNode(RungMeasurement):
                 looks = sorted(self.looks_of.get(name[1], ()))
                 through = rows_through(kinds, nic_of(name)) & np.isin(table.look, looks)
                 alike = healthy & np.isin(of_kind, of_kind[through])
-                steady = self.steady_looks(name, whole=True)
+                steady = self.steady_looks(name)
                 looked = changing_looks(table, through, trusted=alike, steady=steady)
                 looked = replace(looked, suspects=len(self.flaps))
                 self.looks_at[name[1]] = looked
@@ -522,7 +524,9 @@ class InterNode(RungMeasurement):
                 # A part that is slow in most looks is not fast in two of five.
                 decided = bool(fast > (1 - self.plan.slow_share) * RETEST_REPEATS)
                 # Slow in a look by itself, unlike a suspect that was slow at first because of its partners.
-                if decided and name[0] in OF_HOSTS and levels.max(initial=0) > self.plan.tolerance:
+                slow = name[0] in OF_HOSTS and levels.max(initial=0) > self.plan.tolerance
+                # A host is not slow at first because of its partners.
+                if decided and (name[0] == "host" or (slow and self.may_be_loaded(name))):
                     self.cleared_hosts |= self.hosts_of([name])
                 decided = decided or count >= self.looks_needed(name, levels)
             if not decided:
@@ -616,11 +620,7 @@ class InterNode(RungMeasurement):
         if kind == "leaf":
             leaf = self.network.leaves[key]
             return replace(found, ranks=tuple(leaf.ranks.tolist()), or_ranks=tuple(leaf.others.tolist()))
-        own_hosts = self.hosts_of([found.name])
-        # In a fleet that others load, every load has to pass before a slow part is a faulty one.
-        busy_hosts = self.hosts_of([name for name in self.loaded if name[0] in OF_HOSTS]) - own_hosts
-        looks = min(len(self.looks_of.get(rank, ())) for rank in self.network.ranks(found.name))
-        if kind in OF_LOADS and len(busy_hosts) >= LOADED_HOSTS and looks < MOST_LOOKS:
+        if kind in (*OF_LOADS, "both") and self.is_load(found.name):
             self.loaded.add(found.name)
             return None
         if kind == "path" and self.network.only_pair(*divmod(key, self.topology.ranks)):
@@ -632,10 +632,56 @@ class InterNode(RungMeasurement):
         # or end during looks seem to be a flap.
         sure = np.array([nic for nic, looks in self.looks_at.items() if looks.is_sure], np.int64)
         several = np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1
-        if several or len((self.cleared_hosts | busy_hosts) - own_hosts) >= LOADED_HOSTS:
+        others = self.loaded_hosts - self.hosts_of([found.name])
+        if several or (not self.looks_at[key].witnessed and len(others) >= LOADED_HOSTS):
             self.loaded.add(found.name)
             return None
         return replace(found, p99=self.tails(key))
+
+    @property
+    def loaded_hosts(self) -> set[int]:
+        """The hosts that others loaded for a while."""
+        changing = {
+            host
+            for host, looks in self.witnessed.items()
+            if len({level > self.plan.tolerance for level, _ in looks.values()}) > 1
+        }
+        return (
+            changing | self.cleared_hosts | self.hosts_of([one for one in self.loaded if one[0] in OF_HOSTS])
+        )
+
+    def is_load(self, name: PartName) -> bool:
+        """Return whether a part that seems to be slow may only be loaded by others.
+
+        Another NIC of the host tells. Where there is none, a host that others loaded at other times may be
+        loaded again; and while others load the fleet, a load of them that lasts as usual must be unlikely to
+        last for as many looks as the part was slow in.
+        """
+        assert self.isolated is not None or self.paired is not None
+        if self.isolated is not None and self.witnesses_of(name):
+            levels = self.levels_by_look(self.isolated, self.part_kinds(self.isolated), name, 0)
+            return self.may_be_loaded(name) and passed(levels, self.plan.tolerance)
+        own = self.hosts_of([name])
+        others = self.loaded_hosts - own
+        if own & self.loaded_hosts:
+            return True
+        looks = min(len(self.looks_of.get(rank, ())) for rank in self.network.ranks(name))
+        return len(others) >= LOADED_HOSTS and looks < self.looks_of_loads(others)
+
+    def looks_of_loads(self, hosts: Collection[int]) -> float:
+        """Return in how many looks a part must be slow, so that no load like those of these hosts lasts as long.
+
+        From the share of the looks at a loaded host after which it is still loaded in the next one.
+        """
+        stays = slow_looks = 0
+        if self.isolated is not None:
+            kinds = self.part_kinds(self.isolated)
+            for host in hosts:
+                levels = self.levels_by_look(self.isolated, kinds, ("host", host), 0)
+                slow = np.concatenate([[True], levels > self.plan.tolerance])  # it was at first
+                stays += int(np.count_nonzero(slow[:-1] & slow[1:]))
+                slow_looks += int(np.count_nonzero(slow[:-1]))
+        return looks_of_loaded(stays, slow_looks, self.topology.hosts)
 
     def tails(self, nic: int) -> tuple[float, float]:
         """Return the 99th percentile of the seconds of flows through a NIC in all looks, and of other flows.
@@ -681,7 +727,7 @@ class InterNode(RungMeasurement):
             cover.table,
             suspect.rows & cover.open,
             trusted=cover.open & ~suspect.rows,
-            steady=self.steady_looks(suspect.name, whole=True),
+            steady=self.steady_looks(suspect.name),
         )
         return replace(looked, suspects=len(self.flaps))
 
