@@ -143,7 +143,7 @@ def fit(plan: Plan, budget: float, cost: Callable[[Plan], float]) -> tuple[Plan,
 
 
 def reduced_plans(plan: Plan) -> Iterator[Plan]:
-    """Yield the plan, then plans that wait less, with fewer and fewer repeats, with smaller and smaller sizes."""
+    """Yield the plan, then plans without waits, then with fewer repeats, then with smaller sizes."""
     yield plan
     reduced = replace(plan, first_span=0.0)
     yield reduced

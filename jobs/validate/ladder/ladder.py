@@ -314,8 +314,8 @@ class Ladder:
         self.rates_again[name, what] = again.best
         if count := len(self.of_loads.get((name, what), ())):
             self.note_not_judged(
-                f"{name}: {what} of {counted(count, self.topology.unit)} below the usual rate while others load "
-                "the fleet; validate it again while it is idle"
+                f"{name}: {what} of {counted(count, self.topology.unit)} below the usual rate while others "
+                "load the fleet; validate it again while it is idle"
             )
         if count := len(again.undecided):
             rate, unit = rate_text(least, unit_of(what)), unit_name(unit_of(what))

@@ -497,8 +497,8 @@ def changing_looks(
     rows). The load of others takes longer than a look, or slows one partner. Of
     a part that is always slow in one direction, no look is changing.
 
-    steady: looks in which another NIC of the host was fast, which alone count: what slows the part in these is
-    not a load of the host. A part that was slow for a whole look counts too, if it was fast in most others.
+    steady: looks in which another NIC of the host was fast, which alone count: what slows the part in them
+    is not a load of the host. A part that is slow for whole looks counts too, unless it is in most.
     """
     of_looks = table.retested & (table.look >= begin)
     if steady is not None:
@@ -522,11 +522,14 @@ def changing_looks(
         by_noise += by_chance / len(looks)
         changing += seen >= needed and not always
         whole_looks += seen >= needed and bool(always)
-    if steady is not None and 2 * (changing + whole_looks) <= len(looks):
+    # Slow for whole looks beside a steady NIC, but in few of them. One that is in most is always slow, or
+    # changes within looks.
+    witnessed = steady is not None and 2 * (changing + whole_looks) <= len(looks)
+    if witnessed:
         changing += whole_looks
     elif len(looks) > 1 and one_way(table, rows):
         changing = 0
-    return ChangingLooks(changing, len(looks), by_noise, witnessed=steady is not None)
+    return ChangingLooks(changing, len(looks), by_noise, witnessed=witnessed)
 
 
 def usual_lates(look: Ints, late: Mask, whole: Mask) -> tuple[float, float]:

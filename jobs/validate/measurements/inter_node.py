@@ -107,7 +107,7 @@ def first_samples(rounds: int, plan: Plan) -> tuple[int, int]:
     samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(rounds, 1)))
     calls = math.ceil(RETEST_REPEATS / max(rounds, 1))
     if plan.first_span:
-        calls = max(calls, min(math.ceil(samples / plan.samples), MOST_PASSES))
+        calls = max(calls, min(samples // plan.samples, MOST_PASSES))
     return math.ceil(samples / calls), calls
 
 
@@ -475,9 +475,9 @@ class InterNode(RungMeasurement):
     def looks_needed(self, name: PartName, levels: Floats) -> int:
         """Return how many looks at a suspect decide that it is slow. levels: of its looks so far.
 
-        MOST_LOOKS if it was slow in some looks only, or if others load the fleet and no other NIC of its hosts
-        shows whether they load these. Of few hosts, a NIC is slow for a while if its partner is. A load that
-        changes too often is noise.
+        MOST_LOOKS if it was slow in some looks only, or if others load the fleet and no other NIC of its
+        hosts shows whether they load these. Of few hosts, a NIC is slow for a while if its partner is. A load
+        that changes too often is noise.
         """
         if name[0] not in OF_LOADS or not self.shows_loads():
             return RETEST_REPEATS
@@ -669,7 +669,7 @@ class InterNode(RungMeasurement):
         return len(others) >= LOADED_HOSTS and looks < self.looks_of_loads(others)
 
     def looks_of_loads(self, hosts: Collection[int]) -> float:
-        """Return in how many looks a part must be slow, so that no load like those of these hosts lasts as long.
+        """Return in how many looks a part must be slow, so that it is no load like those of these hosts.
 
         From the share of the looks at a loaded host after which it is still loaded in the next one.
         """
