@@ -20,6 +20,7 @@ from meshrun.jobs.measure.outliers import (
     row_medians,
     sample_noise,
     samples_to_clear,
+    slow_sample_threshold,
 )
 from meshrun.jobs.validate.localize.flow_network import LINKS, FlowNetwork
 from meshrun.jobs.validate.localize.intermittent import SlowShares, shares_of_nics
@@ -445,7 +446,8 @@ class InterNode(RungMeasurement):
         """Return the looks in all of which others loaded none of the hosts of a suspect; None: not known."""
         of_hosts = self.witnesses_of(name)
         looks = set.intersection(*map(set, of_hosts)) if of_hosts else set()
-        steady = [look for look in looks if all(of[look][1] < self.plan.tolerance for of in of_hosts)]
+        fast = slow_sample_threshold(self.noise, self.plan.tolerance)
+        steady = [look for look in looks if all(of[look][1] < fast for of in of_hosts)]
         return sorted(steady) or None
 
     def shows_loads(self) -> bool:
@@ -661,7 +663,8 @@ class InterNode(RungMeasurement):
         if self.isolated is not None and self.witnesses_of(name):
             levels = self.levels_by_look(self.isolated, self.part_kinds(self.isolated), name, 0)
             slow = levels > self.plan.tolerance / 2  # and not only because of the load
-            return self.may_be_loaded(name) and np.count_nonzero(slow) < self.plan.slow_share * len(slow)
+            rarely = bool(np.count_nonzero(slow) < self.plan.slow_share * len(slow))
+            return rarely and self.may_be_loaded(name)
         own = self.hosts_of([name])
         others = self.loaded_hosts - own
         if own & self.loaded_hosts:
