@@ -1,13 +1,15 @@
 """Time solvers that are programs: loops, values, levels and Fourier transforms in functions of whole arrays.
 
-    python benchmarks/programs.py [--only NAME ...] [--sizes 1024 8192] [--device auto|cpu|cuda] [--json FILE]
+    python benchmarks/programs.py [--only NAME | NAME:SIZE ...] [--sizes 1024 8192] [--device auto|cpu|cuda]
+        [--json FILE]
 
 On several ranks with `mpirun -n N`. float32. Each row is a step of a program: of turbulence (Runge-Kutta, 22
 transforms of real numbers; 20 if the state is the spectrum), of Schroedinger's equation by split steps, of
 cavity flow with 50 sweeps for the pressure, a V-cycle of multigrid on cells (2 + 2 damped Jacobi sweeps, 20
-at the bottom), or an iteration of conjugate gradients with five points, as a step and in a `while` loop.
+at the bottom), of linear shallow water as long as the highest water allows, or an iteration of conjugate
+gradients with five points, as a step and in a `while` loop, and with seven points of a cube.
 Microseconds per step: the median of the rounds, the slowest rank. The programs take turns only with
-themselves: compare those of one run.
+themselves: compare those of one run. The JSON is written after each row.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from whole_arrays import seconds_per_step
+from whole_costs import shallow_water_adaptive
 
 import meshrun
 from meshrun.runner.arrays.distributed_array import empty_array
@@ -36,6 +39,7 @@ from meshrun.runner.world.world import World, open_world
 
 Field = np.ndarray[Any, Any]
 ITERATIONS = 64  # of a loop of conjugate gradients in one step
+MULTIPLE = 8  # of steps: CUDA graphs hold 32, 8 or 2, and a step that is left over is issued by the host
 
 
 # Turbulence and Schroedinger's equation
@@ -153,13 +157,33 @@ def product(p: Field) -> Field:
     return q
 
 
-@meshrun.distribute(outputs=("x", "r", "p", "rr"))
-def conjugate_step(x, r, p, rr):
-    q = product(p)
+def product_of_cube(p: Field) -> Field:
+    q = 6 * p
+    q[1:] -= p[:-1]
+    q[:-1] -= p[1:]
+    q[:, 1:] -= p[:, :-1]
+    q[:, :-1] -= p[:, 1:]
+    q[:, :, 1:] -= p[:, :, :-1]
+    q[:, :, :-1] -= p[:, :, 1:]
+    return q
+
+
+def iteration(q: Field, x: Field, r: Field, p: Field, rr: Any) -> tuple[Field, Field, Field, Any]:
+    """Return the state of conjugate gradients after an iteration whose product is q."""
     alpha = rr / np.sum(p * q)
     x, r = x + alpha * p, r - alpha * q
     new = np.sum(r * r)
     return x, r, r + new / rr * p, new
+
+
+@meshrun.distribute(outputs=("x", "r", "p", "rr"))
+def conjugate_step(x, r, p, rr):
+    return iteration(product(p), x, r, p, rr)
+
+
+@meshrun.distribute(outputs=("x", "r", "p", "rr"))
+def conjugate_cube(x, r, p, rr):
+    return iteration(product_of_cube(p), x, r, p, rr)
 
 
 @meshrun.distribute(outputs=("x",))
@@ -167,11 +191,8 @@ def conjugate_loop(x, b, *, most: int = ITERATIONS):
     r = b - product(x)
     p, rr, iterations = r.copy(), np.sum(r * r), 0
     while np.sqrt(rr) > 1e-30 and iterations < most:
-        q = product(p)
-        alpha = rr / np.sum(p * q)
-        x, r = x + alpha * p, r - alpha * q
-        new = np.sum(r * r)
-        p, rr, iterations = r + new / rr * p, new, iterations + 1
+        x, r, p, rr = iteration(product(p), x, r, p, rr)
+        iterations += 1
     return x
 
 
@@ -207,8 +228,10 @@ PROGRAMS: dict[str, tuple[Job, list[str], int]] = {
     "heat_implicit": (heat_implicit, ["f4"], 1),
     "cavity": (cavity, ["f4"] * 3, 1),
     "v_cycle": (v_cycle, ["f4"] * 2, 1),
+    "shallow_water": (shallow_water_adaptive, ["f4"] * 3, 1),
     "conjugate_step": (conjugate_step, ["f4"] * 3 + ["f4*"], 1),
     "conjugate_loop": (conjugate_loop, ["f4"] * 2, ITERATIONS),
+    "conjugate_cube": (conjugate_cube, ["f4"] * 3 + ["f4*"], 1),
 }
 # On CPUs alone: a GPU computes all rows in each iteration.
 RECURRENCES: dict[str, tuple[Job, list[str], int]] = {
@@ -217,42 +240,64 @@ RECURRENCES: dict[str, tuple[Job, list[str], int]] = {
 }
 
 
+CUBES = ("conjugate_cube",)  # of three axes, each of the cells that --sizes or NAME:SIZE says
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--only", choices=[*PROGRAMS, *RECURRENCES], nargs="+", default=[*PROGRAMS], help="these programs"
-    )
+        "--only", nargs="+", default=[name for name in PROGRAMS if name not in CUBES],
+        help="these programs; NAME:SIZE for one of a size of its own",
+    )  # fmt: skip
     parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096, 8192], help="cells of an axis")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a round, about")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    try:
+        cases = cases_of(options.only, options.sizes)
+    except ValueError as error:
+        parser.error(str(error))
     with open_world(options.device) as world:
-        rows = []
+        rows: list[dict[str, Any]] = []
+        about = {"benchmark": "programs", "rounds": options.rounds, "seconds": options.seconds}
+        about |= {"ranks": world.size, "devices": world.places(), "versions": world.versions()}
         if world.rank == 0:
             print(f"{'program':<22} {'size':>6} {'us a step':>10}  graph", flush=True)
-        for name in options.only:
-            for size in options.sizes:
-                rows.append(measure(world, name, size, options))
-                world.backend.release_memory()
-        if options.json and world.rank == 0:
-            about = {"sizes": options.sizes, "rounds": options.rounds, "seconds": options.seconds}
-            where = {"ranks": world.size, "devices": world.places(), "versions": world.versions()}
-            write_json(
-                options.json, "benchmark", 1, {"benchmark": "programs", **about, **where, "rows": rows}
-            )
+        for name, size in cases:
+            rows.append(measure(world, name, size, options))
+            world.backend.release_memory()
+            # A limit of time may end the programs that follow.
+            if options.json and world.rank == 0:
+                write_json(options.json, "benchmark", 1, {**about, "rows": rows})
+
+
+def cases_of(words: list[str], sizes: list[int]) -> list[tuple[str, int]]:
+    """Return programs and their cells along an axis, from NAME and NAME:SIZE. Raises ValueError."""
+    cases = []
+    for word in words:
+        name, _, size = word.partition(":")
+        if name not in PROGRAMS | RECURRENCES:
+            raise ValueError(f"there is no program {name}. Known: {', '.join(PROGRAMS | RECURRENCES)}")
+        if size and not size.isdecimal():
+            raise ValueError(f"the size of {word} is no whole number")
+        cases += [(name, each) for each in ([int(size)] if size else sizes)]
+    return cases
 
 
 def measure(world: World, name: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Print and return the row of a program and a size. Collective."""
     job, dtypes, iterations = (PROGRAMS | RECURRENCES)[name]
-    shape = (size, size // 2 + 1) if name == "turbulence_spectrum" else (size, size)
+    shape = (size, size // 2 + 1) if name == "turbulence_spectrum" else (size,) * (3 if name in CUBES else 2)
     types = [(() if one.endswith("*") else shape, np.dtype(one.strip("*"))) for one in dtypes]
     take, stepper = stepping(world, job, types)
     # The first steps on a GPU are issued one by one; those that are timed may be CUDA graphs.
     take(EAGER if world.backend.asynchronous else 4)
-    steps = max(int(options.seconds / max(world.control.allgather(take(4)))), 1)
+    take(MULTIPLE)
+    steps = int(options.seconds / max(world.control.allgather(take(MULTIPLE))))
+    steps = max(steps // MULTIPLE, 1) * MULTIPLE if world.backend.asynchronous else max(steps, 1)
+    take(steps)
     rounds = [max(world.control.allgather(take(steps))) for _ in range(options.rounds)]
     row = {
         "program": name, "size": size, "steps": steps, "iterations": iterations,

@@ -1,18 +1,20 @@
 """Time steps of solvers and examples on the ranks that it is started with, by size and way of exchange.
 
     mpirun -n 2 python benchmarks/solver_rates.py [--solvers NAME ...] [--sizes 8192x8192 512x512x512 ...]
-        [--halo direct nccl] [--steps 2000] [--overlap auto on off] [--json FILE]
+        [--halo direct nccl] [--steps 2000] [--overlap auto on off] [--between 0 1 2 4 8] [--json FILE]
 
-Jobs of benchmarks/solvers.py on every given size of as many axes as they have. All ways of
-exchange take turns, `--rounds` times. A row has microseconds per step (median of the rounds, the slowest
-rank), Gcell/s of all ranks together, and GB/s per rank, which counts each field as read once and written
-once. "bits" is a checksum of the final fields that does not depend on how they are split: ways with other
-bits fail the run.
+Jobs of benchmarks/solvers.py on every given size of as many axes as they have. between: steps between two
+exchanges; 0: as the runner chooses. All ways of exchange take turns, `--rounds` times. A row has microseconds
+per step (median of the rounds, the slowest rank), Gcell/s of all ranks together, and GB/s per rank, which
+counts each field as read once and written once; then the microseconds of one exchange, measured after the
+loop, and the steps between two. "bits" is a checksum of the final fields that does not depend on how they are
+split: ways with other bits fail the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import time
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["8192x8192", "512x512x512"])
     parser.add_argument("--halo", nargs="+", default=["auto"], choices=["auto", "direct", "nccl"])
     parser.add_argument("--overlap", nargs="+", default=["auto"], choices=list(OVERLAPS))
+    parser.add_argument("--between", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -68,7 +71,7 @@ def measure(
     known = [(shape, dtype)] * len(job.arrays)
     task = plan_task(job, job.complete({}), known, world.size)
     task, _ = fused(world, task, "require", "strict", options.steps)
-    ways = [(halo, overlap) for halo in options.halo for overlap in options.overlap]
+    ways = list(itertools.product(options.halo, options.overlap, options.between))
     seconds: dict[Any, list[float]] = {way: [] for way in ways}
     bits, facts = {}, {}
     for _ in range(options.rounds):
@@ -83,15 +86,18 @@ def measure(
         moved = (len(task.fields) + len(task.known)) * dtype.itemsize * math.prod(shape) / world.size
         row = {
             "solver": name, "shape": shape, "ranks": world.size, "halo": way[0], "overlap": way[1],
+            "between": way[2],
             "microseconds_per_step": 1e6 * per_step, "cells_per_second": math.prod(shape) / per_step,
             "bytes_per_second": moved / per_step, "bits": bits[way], **facts[way],
         }  # fmt: skip
         rows.append(row)
         if world.rank == 0:
             print(
-                f"{name:14} {'x'.join(map(str, shape)):>14} {world.size} {way[0]:6} {way[1]:4} "
+                f"{name:14} {'x'.join(map(str, shape)):>14} {world.size} {way[0]:6} {way[1]:4} {way[2]:2} "
                 f"{1e6 * per_step:9.1f} us {math.prod(shape) / per_step / 1e9:8.1f} Gcell/s "
                 f"{moved / per_step / 1e9:7.0f} GB/s  K={facts[way]['steps_per_kernel']} "
+                f"exchange {facts[way]['exchange_microseconds']:.1f} us / {facts[way]['steps_per_exchange']} "
+                f"prepared in {facts[way]['prepare_seconds']:.2f} s "
                 f"{'graph' if facts[way]['graph'] else ''} {facts[way]['taken']} {bits[way]:08x}",
                 flush=True,
             )
@@ -99,13 +105,13 @@ def measure(
 
 
 def one_run(
-    world: World, name: str, task: Task, shape: tuple[int, ...], way: tuple[str, str], steps: int
+    world: World, name: str, task: Task, shape: tuple[int, ...], way: tuple[str, str, int], steps: int
 ) -> tuple[float, int, dict[str, Any]]:
     """Take the steps; return seconds per step of the slowest rank, the checksum, and how the loop worked."""
     stepper = opened(world, name, task, shape, way)
     world.backend.synchronize()
     world.control.barrier()
-    prepared = stepper.phases.seconds("prepare")
+    prepared, connecting = (stepper.phases.seconds(phase) for phase in ("prepare", "exchange"))
     begin = time.perf_counter()
     take_steps(stepper, steps, [])
     world.backend.synchronize()
@@ -119,13 +125,19 @@ def one_run(
         "taken": stepper.halo_taken, "overlapped": bool(stepper.overlap),
     }  # fmt: skip
     stepper.finish()
+    exchanging = stepper.phases.seconds("exchange") - connecting
+    facts |= {
+        "steps_per_exchange": stepper.steps_per_exchange,
+        "prepare_seconds": stepper.phases.seconds("prepare"),
+        "exchange_microseconds": 1e6 * exchanging / stepper.exchanges if stepper.exchanges else 0.0,
+    }  # fmt: skip
     return slowest, whole, facts
 
 
-def opened(world: World, name: str, task: Task, shape: tuple[int, ...], way: tuple[str, str]) -> Stepper:
+def opened(world: World, name: str, task: Task, shape: tuple[int, ...], way: tuple[str, str, int]) -> Stepper:
     """Return a stepper whose fields are those of `solvers.fields`. Collective."""
     stepper = Stepper(
-        world, task, Phases(world.backend.synchronize), 0, OVERLAPS[way[1]], way[0],  # type: ignore[arg-type]
+        world, task, Phases(world.backend.synchronize), way[2], OVERLAPS[way[1]], way[0],  # type: ignore[arg-type]
     )  # fmt: skip
     xp, arrays = world.backend.xp, []
     for place, start in enumerate(solvers.fields(name, shape)):

@@ -1,12 +1,13 @@
 """Time steps of the examples on 1, 2, 4, ... ranks: the same cells on each rank, or the same cells in all.
 
-    python benchmarks/step_scaling.py [--ranks 1 2 4] [--cases heat wave diffusion3d heat-strong airflow2d
-        airflow3d] [--side 16384] [--rank-rows N] [--cube 768] [--strong 8192] [--steps 2000] [--rounds 3]
+    python benchmarks/step_scaling.py [--ranks 1 2 4] [--cases heat airflow3d-float16 ...] [--side 16384]
+        [--rank-rows N] [--cube 768] [--strong 8192] [--strong-cube 256] [--steps 2000] [--rounds 3]
         [--json FILE]
 
 Each run is `meshrun -n N run ...` as a user types it, and the rate is what its record says of the loop.
-Numbers of ranks take turns; rates are medians of several rounds.
+Numbers of ranks take turns; rates are medians of several rounds. The JSON is written after each case.
 
+float16       cases of airflow whose populations are stored in half the bytes
 weak          efficiency: cells a second of N ranks over N times those of the first number of ranks
 strong        speed-up: cells a second of N ranks over those of the first
 fraction      of the rate of a copy in the rank's memory, which the run measures after its loop; several
@@ -37,23 +38,36 @@ COMMAND = [sys.executable, "-m", "meshrun"]
 
 @dataclass(frozen=True)
 class Case:
-    """One job. inputs, outputs: numbers of files. weak: each rank has `side` rows; otherwise all have."""
+    """One job.
+
+    inputs, outputs: numbers of files. size: option that gives cells along each axis. weak: of each rank;
+    otherwise of all ranks together. storage: type in memory, of airflow.
+    """
 
     name: str
     job: str
     inputs: int
     outputs: int
     axes: int
+    size: str
     weak: bool = True
+    storage: str = "float32"
 
 
 CASES = [
-    Case("heat", f"{EXAMPLES / 'heat.py'}", 1, 1, 2),
-    Case("wave", f"{EXAMPLES / 'wave.py'}", 2, 2, 2),
-    Case("diffusion3d", f"{EXAMPLES / 'diffusion3d.py'}", 2, 1, 3),
-    Case("heat-strong", f"{EXAMPLES / 'heat.py'}", 1, 1, 2, weak=False),
-    Case("airflow2d", "airflow", 0, 0, 2),
-    Case("airflow3d", "airflow", 0, 0, 3),
+    Case("heat", f"{EXAMPLES / 'heat.py'}", 1, 1, 2, "side"),
+    Case("wave", f"{EXAMPLES / 'wave.py'}", 2, 2, 2, "side"),
+    Case("diffusion3d", f"{EXAMPLES / 'diffusion3d.py'}", 2, 1, 3, "cube"),
+    Case("heat-strong", f"{EXAMPLES / 'heat.py'}", 1, 1, 2, "strong", weak=False),
+    Case("diffusion3d-strong", f"{EXAMPLES / 'diffusion3d.py'}", 2, 1, 3, "strong_cube", weak=False),
+    Case("airflow2d", "airflow", 0, 0, 2, "side"),
+    Case("airflow3d", "airflow", 0, 0, 3, "cube"),
+    Case("airflow2d-float16", "airflow", 0, 0, 2, "side", storage="float16"),
+    Case("airflow3d-float16", "airflow", 0, 0, 3, "cube", storage="float16"),
+    Case("airflow2d-strong", "airflow", 0, 0, 2, "side", weak=False),
+    Case("airflow3d-strong", "airflow", 0, 0, 3, "cube", weak=False),
+    Case("airflow2d-float16-strong", "airflow", 0, 0, 2, "side", weak=False, storage="float16"),
+    Case("airflow3d-float16-strong", "airflow", 0, 0, 3, "cube", weak=False, storage="float16"),
 ]
 
 
@@ -63,15 +77,15 @@ def main() -> None:
     for case in CASES:
         if case.name in options.cases:
             rows += measure(case, options)
-    print("case          ranks  Gcell/s  s/step      fraction  scaling")
+            # A limit of time may end the cases that follow.
+            if options.json:
+                about = {"benchmark": "step_scaling", **shown(options), "rows": rows}
+                write_json(options.json, "benchmark", 1, about)
+    print("case                      ranks  Gcell/s  s/step      fraction  scaling")
     for row in rows:
         rate, fraction = row["cells_per_second"] / 1e9, row["fraction_of_copy"] or float("nan")
         figures = f"{rate:8.2f} {row['seconds_per_step']:11.3e} {fraction:9.3f} {row['scaling']:8.3f}"
-        print(f"{row['case']:12} {row['ranks']:6} {figures}")
-    if options.json:
-        write_json(
-            options.json, "benchmark", 1, {"benchmark": "step_scaling", **shown(options), "rows": rows}
-        )
+        print(f"{row['case']:24} {row['ranks']:6} {figures}")
 
 
 def arguments() -> argparse.Namespace:
@@ -84,6 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank-rows", type=int, help="rows of a rank, two axes; default: --side")
     parser.add_argument("--cube", type=int, default=768, help="planes of a rank, rows, columns: three axes")
     parser.add_argument("--strong", type=int, default=8192, help="rows and columns of heat-strong")
+    parser.add_argument("--strong-cube", type=int, default=256, help="cells per axis of diffusion3d-strong")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="auto")
@@ -126,7 +141,7 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def one_run(case: Case, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run once and return the record."""
-    side = options.cube if case.axes == 3 else options.side if case.weak else options.strong
+    side = getattr(options, case.size)
     rows = options.rank_rows if options.rank_rows and case.weak and case.axes == 2 else side
     shape = (rows * (ranks if case.weak else 1), *(side,) * (case.axes - 1))
     with tempfile.TemporaryDirectory(dir=memory_folder(16 * int(np.prod(shape)))) as folder:
@@ -138,6 +153,7 @@ def one_run(case: Case, ranks: int, options: argparse.Namespace) -> dict[str, An
             size = "x".join(map(str, reversed(shape)))
             words = ["none", f"{folder}/film", "--size", size, "--every", str(options.steps)]
             words += ["--lattice", "D2Q9" if case.axes == 2 else "D3Q19", "--length", str(side // 8)]
+            words += ["--storage", case.storage]
         command = [*COMMAND, "-n", str(ranks), "run", case.job, *words]
         command += [
             "--steps",

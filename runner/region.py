@@ -48,6 +48,8 @@ class Region:
     def rows(self, first: int, last: int) -> Region:
         """Return rows first .. last - 1 of this region along axis 0, counted from its start."""
         begin = self.start[0]
+        if begin + last == self.stop[0] and first == 0:
+            return self
         return Region((begin + first, *self.start[1:]), (begin + last, *self.stop[1:]))
 
     def __str__(self) -> str:

@@ -73,7 +73,9 @@ def rounded(words: HostArray, dtype: np.dtype[Any]) -> Any:
     if numbers[INFINITE] or numbers[NEGATIVE]:
         return dtype.type(np.inf if numbers[INFINITE] else -np.inf)
     # A word is a digit with a carry, or with one that is missing; few are not 0.
-    total = sum(number << 32 * digit for digit, number in enumerate(numbers[:DIGITS]) if number)
+    total = 0
+    for digit in np.flatnonzero(words[:DIGITS]).tolist():
+        total += numbers[digit] << 32 * digit
     places, least = PLACES[dtype]
     size = abs(total)
     dropped = max(size.bit_length() - places, least - LOWEST, 0)
@@ -84,8 +86,11 @@ def rounded(words: HostArray, dtype: np.dtype[Any]) -> Any:
         found = math.ldexp(number, dropped + LOWEST)
     except OverflowError:
         found = math.inf
+    found = -found if total < 0 else found
+    if dtype.itemsize == 8:
+        return dtype.type(found)
     with np.errstate(over="ignore"):
-        return dtype.type(-found if total < 0 else found)
+        return dtype.type(found)
 
 
 def _by_loop(loop: AddBox, words: HostArray, cells: HostArray) -> None:

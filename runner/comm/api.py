@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, HostArray
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.recorded import Trail
@@ -61,6 +61,13 @@ class Arrays(Protocol):
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold exchanges: they are work of the device alone."""
+
+    @property
+    def peer_slots(self) -> HostArray | None:
+        """What kernels take that combine a few words of all ranks themselves; None: they cannot.
+
+        See `small.collectives.SmallCollectives.members`. Collective.
+        """
 
     @property
     def is_open(self) -> bool:

@@ -96,6 +96,7 @@ class MpiComm:
 
     label = "MPI, host memory"
     capturable = False
+    peer_slots = None
     is_open = True
     trail: Trail | None = None
 

@@ -28,6 +28,7 @@ class StagedComm:
 
     label = "staged through host memory (ranks share a GPU, which NCCL refuses), MPI"
     capturable = False
+    peer_slots = None
     is_open = True
 
     def __init__(self, control: Control, backend: Backend) -> None:

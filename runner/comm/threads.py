@@ -115,6 +115,7 @@ class ThreadComm:
 
     label = "threads of one process"
     capturable = False
+    peer_slots = None
     is_open = True
     library = ""
     trail: Trail | None = None

@@ -105,6 +105,13 @@ class Backend(Protocol):
     def download(self, device: Array, host: np.ndarray[Any, Any]) -> None:
         """Copy device to host, in stream order; both C-contiguous. Complete after `synchronize`."""
 
+    def keep_row(self, row: Array, kept: Array, host: np.ndarray[Any, Any] | None, moves: Array) -> None:
+        """Copy a row of 8-byte words to `kept`, and to the host; then words of it to others, in stream order.
+
+        host: of `host_empty`. moves: (pairs, 2), int32, of the device: from which word to which. In a CUDA
+        graph, this is a kernel, where copies would each hold up what comes next.
+        """
+
     def mark(self) -> Any:
         """Record a point in the current stream, for `beside` and `elapsed`."""
 

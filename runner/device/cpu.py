@@ -62,6 +62,13 @@ class CpuBackend:
     def download(self, device: Array, host: np.ndarray[Any, Any]) -> None:
         host[...] = device
 
+    def keep_row(self, row: Array, kept: Array, host: np.ndarray[Any, Any] | None, moves: Array) -> None:
+        kept[...] = row
+        if host is not None:
+            host[...] = row
+        if len(moves):
+            row[moves[:, 1]] = kept[moves[:, 0]]
+
     def mark(self) -> float:
         return time.perf_counter()
 

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ import numpy as np
 from meshrun.runner.device.api import HEADERS, Device, Shortage, bytes_needed
 from meshrun.runner.device.copy_streams import CopyStreams
 from meshrun.runner.device.cuda_graphs import capture
+from meshrun.runner.device.kernel_text import with_headers
 from meshrun.runner.device.nvrtc import compile_kernel
 from meshrun.runner.errors import RunError, first_line
 from meshrun.runner.region import Array, Shape
@@ -116,6 +118,11 @@ class CudaBackend:
         stream = cupy.cuda.get_current_stream().ptr
         kind = cupy.cuda.runtime.memcpyDeviceToHost
         cupy.cuda.runtime.memcpyAsync(host.ctypes.data, source.data.ptr, source.nbytes, kind, stream)
+
+    def keep_row(self, row: Array, kept: Array, host: np.ndarray[Any, Any] | None, moves: Array) -> None:
+        launch = kernel(HEADERS / "keep_row.cu", "keep_row")
+        pointer = np.intp(0 if host is None else host.ctypes.data)
+        launch((1,), (32,), (row, np.int32(row.size), pointer, kept, moves, np.int32(len(moves))))
 
     def mark(self) -> Any:
         event = cupy.cuda.Event()
@@ -228,7 +235,8 @@ def kernel_of_text(
 
 @functools.cache
 def _text(path: Path) -> str:
-    return path.read_text()
+    """Return a file's text and a checksum of its headers: the binary is kept under both."""
+    return f"{path.read_text()}\n// {sha256(with_headers(path).encode()).hexdigest()}"
 
 
 @functools.cache

@@ -303,6 +303,24 @@ def halo_plans(task: Task, rank: int) -> list[HaloPlan]:
     ]
 
 
+def fits_one_call(world: World, task: Task) -> bool:
+    """Return whether `Pipeline` would call the function once, for all cells, on the host and on one rank."""
+    region = task.partition[0]
+    alone = world.size == 1 and not world.backend.asynchronous
+    return alone and region.size > 0 and task.input_bytes(region) <= SLAB
+
+
+def call_once(world: World, task: Task, arrays: Sequence[DistributedArray]) -> Results:
+    """Return the function's results for all cells, of a task that `fits_one_call`.
+
+    What is measured and agreed on in a `Pipeline` takes longer than the function of small arrays.
+    """
+    exchange(arrays, once=True)
+    region = task.partition[0]
+    outs = poisoned(world.backend, task.filled(region.shape))
+    return call_rows(world, task, region, [one.block for one in arrays], (0, region.shape[0]), outs)
+
+
 def call_rows(
     world: World, task: Task, region: Region, window: Blocks, rows: Rows, outs: Blocks | None
 ) -> Results:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from operator import index
 from typing import Any
@@ -121,7 +122,7 @@ class AxisCopy:
     step: int
     owner: int
 
-    @property
+    @cached_property
     def source_range(self) -> tuple[int, int]:
         last = self.source + self.step * (self.count - 1)
         return min(self.source, last), max(self.source, last) + 1

@@ -380,10 +380,14 @@ class Task:
 
     def scaled(self, cells: Shape, shape: Shape) -> Shape:
         """Return places or lengths along leading axes of the inputs as those of an array of `shape`."""
+        if 0 not in shape and shape[: self.leading] == self.shape[: self.leading]:
+            return cells[: self.leading]
         axes = zip(cells[: self.leading], shape, self.shape, strict=False)
         return tuple(n * other // max(length, 1) for n, other, length in axes)
 
     def _beside(self, region: Region, shape: Shape) -> Region:
+        if shape == self.shape and len(shape) == self.leading and 0 not in shape:
+            return region
         tail = shape[self.leading :]
         return Region(
             self.scaled(region.start, shape) + (0,) * len(tail), self.scaled(region.stop, shape) + tail

@@ -280,7 +280,7 @@ def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGr
         return program, {}
     if any(node.op in ("point", "pick") for node in program.nodes):
         raise Misaligned("the function writes to points", _line_using(program, ("point", "pick")))
-    where = _coarse(lattices(program)) | inputs
+    where = _coarse(lattices(program).grids) | inputs
     if not where and not program.has_packed:
         return program, {}
     graph, written, values = program.graph, program.written, dict[int, Definition](program.values)
@@ -300,7 +300,7 @@ def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGr
             raise Misaligned("a coarse grid is reduced along some axes", along.line)
     of_program = dict[int, Node | Reduction | LoopResult](program.between)
     program = replace(program, between=of_program | written, values=values)
-    return program, _coarse(lattices(program, reduced)) | inputs
+    return program, _coarse(lattices(program, reduced).grids) | inputs
 
 
 def _line_using(program: WholeProgram, leaves: Sequence[str]) -> int:

@@ -19,9 +19,19 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, empty_arra
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
 from meshrun.runner.arrays.halo.packed import bind_fill
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
+from meshrun.runner.comm.small.collectives import PAIRS
 from meshrun.runner.compiler.compiled import compile_chain
 from meshrun.runner.compiler.cuda.pass_launch import key_of
-from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, Key, SumKey, emit, emit_totals
+from meshrun.runner.compiler.cuda.values import (
+    SUM_COPIES,
+    SUM_WORDS,
+    BestKey,
+    Key,
+    SumKey,
+    emit,
+    emit_reduced,
+    emit_totals,
+)
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
@@ -394,8 +404,11 @@ class ProgramRun:
         self.known = known
         self.pending.clear()
 
-    def take(self, outs: Sequence[Array]) -> None:
-        """Run all stages once. outs: of each output, this rank's own cells, which are filled."""
+    def take(self, outs: Sequence[Array | None]) -> None:
+        """Run all stages once.
+
+        outs: of each output, this rank's own cells, which are filled; None: one without axes stays a value.
+        """
         known, self.known = set(self.known), frozenset()
         for number in self._turns:
             stage = self.program.stages[number]
@@ -417,14 +430,14 @@ class ProgramRun:
             else:
                 self._compute_values(stage)
         self._set_values()
-        parts = (
-            (getattr(outs[output], part) if len(values) > 1 else outs[output], value)
-            for output, values in self.program.numbers.values.items()
-            for part, value in zip(("real", "imag"), values, strict=False)
-        )
-        for out, value in parts:
-            if out is not self.values.views[value]:
-                out[...] = self.values.views[value]
+        for output, values in self.program.numbers.values.items():
+            out = outs[output]
+            if out is None:
+                continue
+            for part, value in zip(("real", "imag"), values, strict=False):
+                cells: Any = getattr(out, part) if len(values) > 1 else out
+                if cells is not self.values.views[value]:
+                    cells[...] = self.values.views[value]
         self._note_checks()
 
     def _take_kernel(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
@@ -528,17 +541,25 @@ class ProgramRun:
         self.pending.clear()
         arrays = self.values.row, self._keys, self._sums, self._totals
         sums = tuple(key for _, key in values if isinstance(key, SumKey))
+        words = self._totals.size if sums else 0
+        keys = self._keys.size if any(isinstance(key, BestKey) for _, key in values) else 0
         # Combine what the ranks have. Incomplete keys lose nothing by it; totals of others are 0.
-        if self.world.size > 1 and any(isinstance(key, BestKey) for _, key in values):
-            self.world.arrays.all_reduce(self._keys, "max")
-        if self.world.size > 1 and sums:
-            if sums not in self._bound:
-                self._bound[sums] = bind_values(emit_totals(sums), arrays)
-            self._bound[sums]()
-            self.world.arrays.all_reduce(self._totals, "sum")
-        if values not in self._bound:
-            self._bound[values] = bind_values(emit(values), arrays)
-        self._bound[values]()
+        members = None
+        if self.world.size > 1 and 0 < words + keys <= PAIRS:
+            members = self.world.arrays.peer_slots
+        if members is None and self.world.size > 1:
+            if keys:
+                self.world.arrays.all_reduce(self._keys, "max")
+            if sums:
+                if sums not in self._bound:
+                    self._bound[sums] = bind_values(emit_totals(sums), arrays)
+                self._bound[sums]()
+                self.world.arrays.all_reduce(self._totals, "sum")
+        bound = values, members is None
+        if bound not in self._bound:
+            kernel = emit(values) if members is None else emit_reduced(values, words, keys, self.world.size)
+            self._bound[bound] = bind_values(kernel, arrays, members)
+        self._bound[bound]()
 
     @property
     def waits_for_host(self) -> bool:
@@ -718,6 +739,8 @@ class ProgramRun:
     def value(self, node: Node) -> Any:
         """Compute an expression of values, on the device."""
         xp, found = self.world.xp, dict[Node, Any]()
+        if node.op == "scalar":
+            return self.values.views[node.value]
         if node not in self._orders:
             self._orders[node] = in_order([node])
         for one in self._orders[node]:

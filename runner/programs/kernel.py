@@ -19,16 +19,22 @@ from meshrun.runner.compiler.whole.point_pass import point_writes, without_point
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.task import TaskKernel
 from meshrun.runner.programs.cells import StageCells
-from meshrun.runner.region import Array, Shape, address_of
+from meshrun.runner.region import Array, HostArray, Shape, address_of
 from meshrun.runner.system.compiler import NotCompiled
 
 MOST_KEPT = 256  # boxes whose pieces are kept
 SLAB = 1 << 20  # bytes of cells for which NumPy's functions are called at once, on a CPU
 
 
-def bind_values(kernel: ValueKernel, arrays: Sequence[Array]) -> Callable[[], None]:
-    """Return the launch of a kernel of values on a GPU. arrays: the slots, the keys, the sums, the totals."""
-    arguments = tuple(np.uint64(address_of(one)) for one in arrays)
+def bind_values(
+    kernel: ValueKernel, arrays: Sequence[Array], members: HostArray | None = None
+) -> Callable[[], None]:
+    """Return the launch of a kernel of values on a GPU.
+
+    arrays: the slots, the keys, the sums, the totals. members: of the ranks, for a kernel that combines what
+    they have.
+    """
+    arguments = *(np.uint64(address_of(one)) for one in arrays), *(() if members is None else (members,))
     return functools.partial(compile_values(kernel), (1,), (kernel.threads, 1), arguments)
 
 

@@ -37,7 +37,7 @@ from meshrun.runner.programs.conditions import (
 )
 from meshrun.runner.programs.marching import RowMarch, rows_of_loop
 from meshrun.runner.programs.stages import LoopStage
-from meshrun.runner.region import Array, HostArray
+from meshrun.runner.region import HostArray
 
 AHEAD = 16  # iterations before others are launched while the condition is not known: some may be in vain
 BATCH = 4  # iterations of one graph, where twice as many blocks of each array have at most BATCH_BYTES
@@ -82,12 +82,13 @@ def counts_of(loops: Mapping[Any, LoopRun], times: int) -> list[LoopCount]:
     return sorted(found.values(), key=lambda count: count.line)
 
 
-class HostValues:
-    """The values of an iteration on the host.
+class IterationValues:
+    """The values that an iteration has made.
 
-    row: as of `execute.ValueSlots`. views: of each value, by number, its slot. given: numbers that the host
-    has made for it. mark: after which the values are there, and the numbers are no longer needed. exchanges:
-    of halos, until then.
+    kept: its row of `execute.ValueSlots`, on the device. row: the same on the host, if the host needs it;
+    views: of each value, by number, its slot there. given: numbers that the host has made for the iteration.
+    mark: after which the values are there, and the numbers are no longer needed. exchanges: of halos, until
+    then.
     """
 
     mark: Mark = None
@@ -95,6 +96,7 @@ class HostValues:
 
     def __init__(self, run: Any, count: int) -> None:
         """count: of numbers that the host makes."""
+        self.kept = run.world.backend.empty(run.values.row.shape, run.values.row.dtype)
         self.row = run.world.backend.host_empty(run.values.row.shape, run.values.row.dtype)
         self.given = run.world.backend.host_empty((max(count, 1),), run.values.row.dtype)
         self.views = {n: slot_of(self.row, n, dtype) for n, dtype in run.program.dtypes.items()}
@@ -165,12 +167,10 @@ class LoopRun:
         left = dict(stage.writes)
         self._ahead = how_far_ahead(stage, world.size, asynchronous=world.backend.asynchronous)
         slots = self._ahead.slots
-        # Blocks of what feeds the next iteration, one of what does not; as many buffers of values.
+        # Blocks of what feeds the next iteration, one of what does not; as many rows of values.
         self._blocks: dict[int, list[DistributedArray]] = {}
-        self._values: dict[int, list[Array]] = {}
         for output, one in enumerate(program.outputs):
             if not one.shape:
-                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(slots)]
                 continue
             feed = loop.feeds[output]
             plan = outer.plans[left[output]] if output in left else run.plans[feed or 0]
@@ -181,10 +181,11 @@ class LoopRun:
             ]
             for array in self._blocks[output]:
                 poison(array.block)
-        if loop.again is not None:  # it is read where it is computed
-            (number,) = program.numbers.values[loop.again]
-            self._values[loop.again] = [run.values.views[number]] * slots
-        self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
+        self._answers = [IterationValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
+        # Which values become which of the next iteration.
+        moves = [(self._number(output, part), value) for value, output, part in self._fed_values]
+        self._moves = world.backend.empty((len(moves), 2), np.dtype(np.int32))
+        world.backend.upload(np.array(moves, np.int32).reshape(-1, 2), self._moves)
 
     @cached_property
     def march(self) -> RowMarch | None:
@@ -204,6 +205,11 @@ class LoopRun:
             for output, feed in enumerate(self.stage.loop.feeds)
             if feed == one.number
         ]
+
+    def _number(self, output: int, part: str) -> int:
+        """Return the number of the value that an output without axes is, or its part."""
+        numbers: Sequence[int] = self.run.program.numbers.values[output]
+        return numbers[part == "imag"]
 
     def prepare(self) -> list[tuple[int, str, int]]:
         """Compile the kernels of an iteration; see `execute.ProgramRun.prepare`. Collective."""
@@ -393,7 +399,7 @@ class LoopRun:
                     self.run.arrays[feed] = array
 
     def _issue(self, slots: Sequence[int]) -> None:
-        """Issue what iterations compute, and the copies of their values to the host, if these decide."""
+        """Issue what iterations compute, and keep their values: also on the host, if these decide."""
         run, loop, backend = self.run, self.stage.loop, self.run.world.backend
         for slot in slots:
             if loop.body.tape.slots:
@@ -401,12 +407,11 @@ class LoopRun:
             # What is read changes places with what is written.
             outs = range(len(run.program.outputs))
             blocks = {output: self._target(output, slot).interior for output in self._blocks}
-            run.take([blocks[n] if n in blocks else self._values[n][slot] for n in outs])
-            if loop.again is not None:  # before values become those of the next iteration
-                backend.download(run.values.row, self._answers[slot].row)
-            for value, output, part in self._fed_values:
-                found = self._values[output][slot]
-                run.values.views[value][...] = getattr(found, part) if part else found
+            run.take([blocks.get(n) for n in outs])
+            if run.program.dtypes:
+                answer = self._answers[slot]
+                host = answer.row if loop.again is not None else None
+                backend.keep_row(run.values.row, answer.kept, host, self._moves)
             self._note_written([slot])
 
     def _target(self, output: int, count: int) -> DistributedArray:
@@ -428,14 +433,12 @@ class LoopRun:
             array.written()
             outer.arrays[number] = array
         for output, number, part in stage.results:
-            feed = loop.feeds[output]
-            if count or feed is None:
-                found = self._values[output][(count - 1) % self._ahead.slots]
-                if not count:
-                    found[...] = 0
-                outer.values.views[number][...] = getattr(found, part) if part else found
+            feed, view = loop.feeds[output], outer.values.views[number]
+            if count:
+                kept = self._answers[(count - 1) % self._ahead.slots].kept
+                view[...] = slot_of(kept, self._number(output, part), view.dtype)
             else:
-                outer.values.views[number][...] = outer.values.views[stage.firsts[feed, part]]
+                view[...] = 0 if feed is None else outer.values.views[stage.firsts[feed, part]]
 
     def _watch(self, values: Any, count: int) -> None:
         """Show what the condition compares after so many iterations; report the first NaN.

@@ -22,7 +22,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
-from meshrun.runner.maps.in_memory import Pipeline, halo_plans
+from meshrun.runner.maps.in_memory import Pipeline, call_once, fits_one_call, halo_plans
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.values import whole_number
@@ -332,8 +332,15 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         return call(run, memory=usable_memory(run))
     planned = _planned(world, job, arrays, parameters)
     task, plans = planned.alone, planned.whole_plans
+    blocks = _distributed(world, task, plans, arrays)
+    if fits_one_call(world, task):
+        wholes = []
+        for result in call_once(world, task, blocks):
+            wholes.append(world.backend.empty(result.shape, result.dtype))
+            wholes[-1][...] = result
+        return wholes[0] if len(wholes) == 1 else tuple(wholes)
     pipeline = Pipeline(world, task, world.new_phases(), plans=plans)
-    task = pipeline.prepare(_distributed(world, task, plans, arrays))
+    task = pipeline.prepare(blocks)
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):

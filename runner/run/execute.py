@@ -15,7 +15,6 @@ from meshrun.runner.run.files import Files, as_list
 from meshrun.runner.run.finish import build_record
 from meshrun.runner.run.map_run import run_map
 from meshrun.runner.run.prepare import RunContext, RunProgress, open_files
-from meshrun.runner.run.services.job_run import run_job
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.agreement.waits import Waits
@@ -89,6 +88,8 @@ def execute(
 
         done = FolderRun(run, files.folder).write()
     elif job.kind != "map":
+        from meshrun.runner.run.services.job_run import run_job
+
         done = run_job(run)
     elif options.steps.steps is None:
         done = run_map(run)

@@ -350,7 +350,8 @@ def plan_alone(
     """
     device, mode, steps = world.backend.device, options.fuse, options.steps.steps or 1
     # Look for a task that was planned for the same.
-    read = key_of([job.function, job.halo, job.out, job.check, job.boundary, job.cval, parameters])
+    # Of the job, which stays as it is, what functions read may change.
+    read = key_of([job.function, *filter(callable, (job.halo, job.out, job.check)), parameters])
     ranks = world.rank, world.size, device.kind, device.index
     chosen = grid, options.boundary, options.cval, mode, options.fuse_math, steps
     key = None if read is None else (read, id(job), tuple(inputs), ranks, chosen)

@@ -131,7 +131,7 @@ def open_arrays(
         return StagedComm(control, backend)
     from meshrun.runner.comm.nccl_transfers import NcclComm
 
-    return NcclComm(control, later=later, variables=variables)
+    return NcclComm(control, later=later, variables=variables, backend=backend)
 
 
 def open_peers(control: Control, devices: Sequence[Device]) -> PeerArrays | str:

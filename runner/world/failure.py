@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.small.collectives import failure_of_collectives
 from meshrun.runner.errors import (
     BadResult,
     MeshrunError,
@@ -210,6 +211,7 @@ class Guard:
     ) -> None:
         if failure is None:
             return
+        failure = failure_of_collectives() or failure  # whose kernel has ended the CUDA context
         single_rank = self.rank.control.size == 1
         if is_met_by_all(failure) or (single_rank and not self.reports_single_rank):
             self.handler.set_failed(failure)

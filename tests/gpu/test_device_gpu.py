@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshrun.runner.system.links import gpu_links
+from tests.facts.kept_rows import check_kept_row
 
 
 def test_the_names_of_gpus_are_those_that_nvml_knows() -> None:
@@ -33,6 +34,12 @@ def test_released_memory_is_that_of_fourier_plans_too() -> None:
     assert pool.total_bytes() > kept
     backend.release_memory()
     assert pool.total_bytes() == kept
+
+
+def test_values_are_kept_as_they_were() -> None:
+    from meshrun.runner.device.cuda import CudaBackend
+
+    check_kept_row(CudaBackend(0))
 
 
 def test_work_stays_on_the_stream_of_the_back_end_when_cupy_copies_cells_that_are_not_contiguous() -> None:

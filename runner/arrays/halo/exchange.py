@@ -34,7 +34,11 @@ def exchange(arrays: Sequence[HaloBlock], *, once: bool = False) -> None:
     once: as of `start_exchange`.
     """
     stale = [array for array in arrays if array.is_stale]
-    if stale:
+    if stale and stale[0].world.size == 1:
+        fill_own(stale)
+        for array in stale:
+            array.valid = array.layout.filled.declared
+    elif stale:
         started = start_exchange(stale, once=once)
         fill_own(stale)
         started.finish()

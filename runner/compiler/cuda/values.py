@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.comm.small.collectives import SLOTS
 from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype, expression, literal, slot
 from meshrun.runner.compiler.trace.graph import Node, in_order
+from meshrun.runner.device.kernel_text import with_headers
 
 HEADERS = (HEADER, KERNELS / "best.cuh", KERNELS / "exact.cuh", KERNELS / "sums.cuh")
 SUM_WORDS, SUM_COPIES = 72, 64  # as in exact.cuh and sums.cuh
@@ -52,12 +54,14 @@ class ValueKernel:
     """A kernel's text. It takes the slots of all values, the keys, and the copies and totals of the sums.
 
     Copies are (sums, SUM_COPIES, SUM_WORDS), totals (sums, SUM_WORDS). Keys are set back to none, and words
-    that are read to 0. threads: of its only block.
+    that are read to 0. threads: of its only block. ranks: whose keys and totals it combines, by the slots of
+    `SmallCollectives.members`, which it takes then; 0: none.
     """
 
     name = "values"
     source: str = field(repr=False)
     threads: int = 1
+    ranks: int = 0
 
 
 def emit(values: Sequence[tuple[int, Node | Key]]) -> ValueKernel:
@@ -65,6 +69,22 @@ def emit(values: Sequence[tuple[int, Node | Key]]) -> ValueKernel:
 
     An expression reads values of the slots; those that are computed before it are there.
     """
+    return _kernel(*_computed(values))
+
+
+def emit_reduced(values: Sequence[tuple[int, Node | Key]], words: int, keys: int, ranks: int) -> ValueKernel:
+    """Write the kernel that combines the keys and the sums of so many ranks, then computes values, as `emit`.
+
+    words, keys: how many of the totals, and of the keys.
+    """
+    totals, _ = _added([key for _, key in values if isinstance(key, SumKey)])
+    lines, _ = _computed(values)
+    reduction = f"reduce_words<{ranks}>(members, totals, {words}, keys, {keys});"
+    return _kernel([*totals, reduction, *lines], THREADS, ranks)
+
+
+def _computed(values: Sequence[tuple[int, Node | Key]]) -> tuple[list[str], int]:
+    """Return the statements that compute values, and the threads that they need."""
     lines, names, threads = list[str](), dict[Node, str](), 1
     for number, value in values:
         if isinstance(value, SumKey):
@@ -87,18 +107,23 @@ def emit(values: Sequence[tuple[int, Node | Key]]) -> ValueKernel:
                 lines.append(f"const {ctype(node.dtype)} {names[node]} = {text};")
             lines.append(f"numpy::set_slot<{ctype(value.dtype)}>(slots + {number}, {names[value]});")
         lines.append("}")
-    return _kernel(lines, threads)
+    return lines, threads
 
 
 def emit_totals(sums: Sequence[SumKey]) -> ValueKernel:
     """Write the kernel that adds the copies of sums to their totals, for the other ranks."""
+    return _kernel(*_added(sums))
+
+
+def _added(sums: Sequence[SumKey]) -> tuple[list[str], int]:
+    """Return the statements that add the copies of sums to their totals, and the threads that they need."""
     lines = list[str]()
     for one in sums:
         lines += [
             _gathered(replace(one, added=False)),
             f"numpy::store_sum(totals + {one.number * SUM_WORDS}, total);",
         ]
-    return _kernel(lines, THREADS)
+    return lines, THREADS
 
 
 def _gathered(one: SumKey) -> str:
@@ -114,9 +139,12 @@ def _set(number: int, value: Key, text: str) -> str:
     return f"numpy::set_slot<{kind}>(slots + {number}, numpy::cast<{kind}, {computed}>({text}));"
 
 
-def _kernel(lines: Sequence[str], threads: int) -> ValueKernel:
+def _kernel(lines: Sequence[str], threads: int, ranks: int = 0) -> ValueKernel:
     texts = [path.read_text(encoding="utf-8") for path in HEADERS]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     text = (KERNELS / "values.cu").read_text(encoding="utf-8")
+    if ranks:
+        headers += with_headers(SLOTS)
+    text = text.replace("// @members@", ", Members members" if ranks else "")
     text = text.replace("// @headers@", headers).replace("// @body@", "\n    ".join(lines))
-    return ValueKernel(text, threads)
+    return ValueKernel(text, threads, ranks)

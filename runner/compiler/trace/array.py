@@ -122,13 +122,12 @@ class TracedCall(ABC):
     def each(self, op: str, dtype: np.dtype[Any], *operands: Nodes) -> Nodes:
         """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
         line = self.line()
-        every = operands
-        if any(one.shape != operands[0].shape for one in operands):
-            every = tuple(np.broadcast_arrays(*operands))
-        result = np.empty(every[0].shape, object)
-        if result.size == 1:  # most arrays have one element per cell
-            result.fill(self.graph.operation(op, dtype, [one.item() for one in every], line))
+        if all(one.size == 1 for one in operands):  # most arrays have one element per cell
+            result = np.empty(max([one.shape for one in operands], key=len), object)
+            result.fill(self.graph.operation(op, dtype, [one.item() for one in operands], line))
         else:
+            every = np.broadcast_arrays(*operands)
+            result = np.empty(every[0].shape, object)
             for index in np.ndindex(result.shape):
                 result[index] = self.graph.operation(op, dtype, [one[index] for one in every], line)
         if len(self.graph) > self.most_nodes:
@@ -364,6 +363,8 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         return tuple(1 if self.is_cells(axis) else length for axis, length in enumerate(self.shape))
 
     def cast(self, nodes: Nodes, dtype: np.dtype[Any]) -> Nodes:
+        if all(node.dtype == dtype for node in nodes.ravel()):
+            return nodes
         cast: Nodes = self._recorder.each("cast", dtype, nodes)
         return cast
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -168,16 +168,17 @@ def in_order(nodes: Iterable[Node], done: Collection[Node] = ()) -> list[Node]:
 
     done: nodes to leave out, with all that only they depend on.
     """
-    found: dict[Node, Node] = {}
-    open_nodes = list(nodes)[::-1]
+    found: dict[Node, None] = {}
+    open_nodes: list[Node | None] = [*reversed(list(nodes))]
     while open_nodes:
-        node = open_nodes[-1]
-        if node in found or node in done:
-            open_nodes.pop()
-        elif missing := [one for one in node.operands if one not in found and one not in done]:
-            open_nodes += missing[::-1]
-        else:
-            found[node] = open_nodes.pop()
+        node = open_nodes.pop()
+        if node is None:  # all that the next node depends on is found
+            found[cast(Node, open_nodes.pop())] = None
+        elif node not in found and node not in done:
+            if node.operands:
+                open_nodes += (node, None, *node.operands[::-1])
+            else:
+                found[node] = None
     return list(found)
 
 

@@ -224,8 +224,7 @@ class Tracing(TracedCall):
                 return traced
             array = array.ravel()[:1].reshape((1,) * array.ndim)
         nodes = np.empty(array.shape, object)
-        for index, element in np.ndenumerate(array):
-            nodes[index] = self.graph.constant(element, array.dtype)
+        nodes.ravel()[:] = [self.graph.constant(element, array.dtype) for element in array.ravel()]
         traced = made(self, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
         traced._plain = plain if array.size > 1 else None
         return traced
@@ -269,9 +268,11 @@ class Tracing(TracedCall):
             for move, axis in along:
                 move.along(axis, reference)
         for move in moves:
-            move.fix(layout)
-        for move in moves:
-            move.check(layout)
+            if move.operand._fixed:
+                move.fix(layout)
+        if layout.fixed:
+            for move in moves:
+                move.check(layout)
         return layout, [move.moved() for move in moves]
 
     def _beside(self, operand: Whole, others: Sequence[Whole]) -> Whole:
@@ -319,9 +320,9 @@ def made(
             "np.zeros_like(field) + line for a line of numbers",
         )
     storage = Storage(flat, {axis.axis: axis for axis in axes if isinstance(axis, Along)}, origin)
-    steps = tuple(one.step for _, one in sorted(storage.extents.items()) if one.axis >= 0)
-    if len(steps) == len(recorder.space) and min(steps, default=1) > 1:
-        recorder.levels.add(steps)
+    coarse = [number for number, one in storage.extents.items() if number >= 0 and one.step > 1]
+    if coarse and len(coarse) == len(recorder.space):
+        recorder.levels.add(tuple([storage.extents[axis].step for axis in range(len(coarse))]))
     cells = np.arange(len(flat)).reshape(nodes.shape)
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
 
@@ -391,6 +392,11 @@ class Whole(TracedArray):
     PICKED = "slices, np.roll, or an index array of a few points for each axis, u[ys, xs]"
     FORMATTED = "a result of its own, with series=('name',) in the decorator and a file for it"
     _recorder: Tracing
+    _storage: Storage
+    _axes: tuple[Axis, ...]
+    _fixed: dict[int, int]
+    _cells: np.ndarray[Any, Any]
+    _shape: Shape
     _plain: Any = None  # of an array of NumPy's: that array
 
     def __init__(
@@ -404,9 +410,11 @@ class Whole(TracedArray):
         part: str = "",
     ) -> None:
         check_computable(dtype)
-        self._recorder, self._storage, self._axes = recorder, storage, axes
-        self._fixed, self._cells, self.dtype, self._part = fixed, cells, dtype, part
-        self._shape: Shape = tuple(axis.length for axis in axes)
+        # Not through __setattr__, which is for users: there are thousands of views.
+        own = vars(self)
+        own["_recorder"], own["_storage"], own["_axes"] = recorder, storage, axes
+        own["_fixed"], own["_cells"], own["dtype"], own["_part"] = fixed, cells, dtype, part
+        own["_shape"] = tuple([axis.length for axis in axes])
 
     @property
     def shape(self) -> Shape:
@@ -423,11 +431,9 @@ class Whole(TracedArray):
         return Alignment(list(self._axes), self._fixed)
 
     def read(self) -> Nodes:
-        nodes = self.seen(self._stored())
         # An axis of one node in place of each axis of cells.
-        kept = (slice(None) if isinstance(axis, Inner) else None for axis in self._axes)
-        index = (*kept, ...)
-        return nodes[index]
+        shape = [axis.length if isinstance(axis, Inner) else 1 for axis in self._axes]
+        return self.seen(self._stored()).reshape(shape)
 
     def transposed(self, order: Shape) -> Whole:
         inner = [number for number, axis in enumerate(self._axes) if isinstance(axis, Inner)]
@@ -597,7 +603,8 @@ class Whole(TracedArray):
             nodes = graph.kept(nodes)  # what moves with a longer array is read from one of space
         nodes = target.cast(nodes, self.dtype)
         # One element along axes of space; the others as the target's.
-        whole = np.broadcast_to(nodes, tuple(a.length if isinstance(a, Inner) else 1 for a in target._axes))
+        shape = tuple([axis.length if isinstance(axis, Inner) else 1 for axis in target._axes])
+        whole = nodes if nodes.shape == shape else np.broadcast_to(nodes, shape)
         line, storage = recorder.line(), self._storage
         recorder.note_write(storage)
         conditions = target._conditions()
@@ -730,6 +737,8 @@ def _fits(shape: Shape, target: Shape) -> bool:
 def _in_order(operands: Sequence[Whole]) -> Sequence[Whole]:
     """Return operands that have no axis of few cells reversed, if others of them have it in order."""
     found = list(operands)
+    if all(axis.step > 0 for one in found for axis in one._axes if isinstance(axis, Along)):
+        return found
     for back in range(1, max(one.ndim for one in operands) + 1):
         axes = [one._axes[-back] if one.ndim >= back else Inner(1) for one in found]
         steps = {axis.step > 0 for axis in axes if isinstance(axis, Along) and axis.length > 1}
@@ -821,6 +830,8 @@ class _Moves:
             raise NotTraceable("combines cells of different places")
 
     def moved(self) -> Nodes:
+        if not self.names and not any(self.shift):
+            return self.nodes
         graph = self.operand._recorder.graph
         nodes = np.empty(self.nodes.shape, object)
         renamed = graph.renamed(self.nodes.ravel(), self.names)

@@ -309,7 +309,9 @@ class WholeGraph(Graph):
             points, number, _ = node.value
             return self.pick_of(points, number, (0,) * self.points[points].shape[1], node.dtype)
 
-        return self._rewritten(nodes, leaf)
+        wanted = list(nodes)
+        on_points = any("pick" in self.dependence(node).leaves for node in wanted)
+        return self._rewritten(wanted, leaf) if on_points else wanted
 
     def without_points(self, nodes: Iterable[Node]) -> list[Node]:
         """Return the values at positions that are none of any list."""
@@ -546,7 +548,7 @@ class WholeGraph(Graph):
     def dependence(self, node: Node) -> Dependence:
         """Return what a value depends on; kept, as it is asked of every operand."""
         known = self._dependences
-        for one in in_order([node], known):
+        for one in () if node in known else in_order([node], known):
             if one.op in POSITIONED:
                 known[one] = Dependence(frozenset(self._axes_of_leaf(one)), frozenset((one.op,)))
                 continue

@@ -153,6 +153,8 @@ def with_one_list(graph: WholeGraph, operands: Sequence[tuple[Sequence[Any], Nod
     each point becomes a value that is picked by the point.
     """
     found = [nodes for _, nodes in operands]
+    if not graph.points:
+        return found
     main = next((axes for axes, _ in operands if any(isinstance(one, Listed) for one in axes)), None)
     if main is None:
         return found

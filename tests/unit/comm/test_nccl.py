@@ -669,6 +669,45 @@ tell([before, closed, comm.is_open, comm.label, seen, "NCCL_A" in os.environ, no
     assert ended == [["synchronize"], ["ncclCommDestroy", COMM]]
 
 
+def test_small_arrays_in_the_main_stream_are_reduced_without_nccl(stub: Stub) -> None:
+    """NCCL is not even opened for them."""
+    body = """
+import numpy
+from meshrun.runner.comm import nccl_transfers
+
+class Small:
+    def all_reduce(self, array, operation):
+        note("small", array.data.ptr, operation)
+
+    def close(self):
+        note("closed")
+
+def array(address, nbytes):
+    about = Some(ptr=address), numpy.dtype("uint64"), Some(c_contiguous=True)
+    return Some(data=about[0], dtype=about[1], flags=about[2], nbytes=nbytes, size=nbytes // 8)
+
+def reduced(comm):
+    return noted(lambda: [comm.all_reduce(array(100 + nbytes, nbytes), "max") for nbytes in (8, 1 << 20)])
+
+nccl_transfers.open_small = lambda control, backend: Small()
+main, other = (Some(stream=Some(ptr=pointer)) for pointer in (stream.ptr, stream.ptr + 1))
+comms = [NcclComm(ThreadComm(), later=True, backend=backend) for backend in (main, other)]
+comms[0].all_reduce(array(1, 8), "sum")
+before = comms[0].is_open
+nccl_transfers.open_small = lambda control, backend: None
+comms.append(NcclComm(ThreadComm(), later=True, backend=main))
+for comm in comms:
+    comm.all_reduce(array(1, 1 << 20), "sum")
+tell([before, *map(reduced, comms), noted(comms[0].close)])
+"""
+    before, small, other, unreachable, closed = stub.run(body)
+    large = ["ncclAllReduce", 100 + (1 << 20), 100 + (1 << 20), 1 << 17, 5, 2, COMM, STREAM]
+    assert not before
+    assert small == [["small", 108, "max"], large]
+    assert other == unreachable == [["ncclAllReduce", 108, 108, 1, 5, 2, COMM, STREAM], large]
+    assert closed == [["synchronize"], ["closed"], ["ncclCommDestroy", COMM]]
+
+
 def test_the_log_is_on_only_while_choices_are_observed(stub: Stub) -> None:
     """The variables of the user are as before, and no call outside adds to the list."""
     body = (

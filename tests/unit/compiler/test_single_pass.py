@@ -326,14 +326,21 @@ def test_the_tile_follows_from_bytes_registers_and_nodes() -> None:
     assert choose_tile(cube) == (64, 2, 2)
     assert choose_tile(cube, lengths=(512, 512, 512)) == (64, 2, 2)
     assert choose_tile(cube, lengths=(256, 256, 256)) == (16, 2, 2)
-    assert choose_tile(cube, lengths=(5, 9, 1)) == (5, 2, 1)
+    assert choose_tile(cube, lengths=(5, 9, 1)) == (5, 1, 1)
     assert choose_tile(cube, lengths=(514, 512, 512)) == (58, 2, 2)  # 9 times 58 are 522
-    assert choose_tile(cube, lengths=(0, 512, 512)) == (1, 2, 2)
+    assert choose_tile(cube, lengths=(0, 512, 512)) == (1, 1, 1)
     assert choose_tile(merge_components(example("heat", "float32", 2, (3,)))[0]) == (8, 2)
     assert choose_tile(merge_components(example("edges", "uint8", 2, (3,)))[0]) == (4, 4)
     assert choose_tile(example("axpy", "float32")) == (1, 4)
     assert choose_tile(example("grayscale", "float32", 2, (3,))) == (1, 4)
     assert choose_tile(example("axpy", "float32", 1)) == (4,)
+
+
+def test_marches_through_small_volumes_have_more_threads() -> None:
+    cube, small = (example("diffusion3d", kind, 3) for kind in ("float32", "float16"))
+    found = [choose_tile(cube, lengths=(planes, 128, 128)) for planes in (128, 64, 32, 16)]
+    assert found == [(8, 2, 2), (8, 2, 2), (8, 2, 1), (8, 1, 1)]
+    assert choose_tile(small, lengths=(16, 128, 128)) == (8, *choose_tile(small)[1:])  # of whole words
 
 
 def test_small_fields_that_stay_in_the_cache_have_more_threads() -> None:

@@ -53,6 +53,13 @@ def test_an_example_compiles_and_spills_nothing(
     check_log(log_of(emit(program), architecture))
 
 
+@pytest.mark.parametrize("planes", [32, 16])
+def test_marches_through_small_volumes_compile_and_spill_nothing(planes: int) -> None:
+    kernel = emit(example("diffusion3d", "float32", 3), lengths=(planes, 128, 128))
+    assert kernel.tile[1:] == ((2, 1) if planes == 32 else (1, 1))
+    check_log(log_of(kernel, ARCHITECTURES[0]))
+
+
 @pytest.mark.parametrize("boundary", ["reflect", "wrap"])
 @pytest.mark.parametrize(
     ("name", "dtype", "axes"),

@@ -16,6 +16,12 @@ import pytest
 from meshrun.runner.device import cpu
 from meshrun.runner.device.api import POISON, poison
 from meshrun.runner.device.cpu import CpuBackend
+from tests.facts.kept_rows import check_kept_row
+
+
+def test_values_are_kept_as_they_were() -> None:
+    check_kept_row(CpuBackend())
+
 
 DTYPES = ("bool", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64")
 

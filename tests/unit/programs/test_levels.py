@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from step_runs import stepped
 
 import meshrun
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.trace import graph
 from meshrun.runner.compiler.trace.graph import Graph
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Progression
+from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.programs import chains, execute, replicas
@@ -441,6 +445,60 @@ def test_cells_are_on_the_rank_of_their_positions(length: int, parts: int, step:
         for cell in range(start, stop):
             assert space[rank].start[0] <= first + step * cell < space[rank].stop[0]
     assert at == len(range(first, length, step))
+
+
+def visits(function: Any, *arrays: Any) -> int:
+    """Return how many nodes are looked at while a function is traced, each as often as it is."""
+    count = 0
+    order = graph.in_order
+
+    def counted(*args: Any) -> Any:
+        nonlocal count
+        nodes = order(*args)
+        count += len(nodes)
+        return nodes
+
+    modules = [one for one in sys.modules.values() if getattr(one, "in_order", None) is order]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "in_order", counted)
+        inputs = [WholeInput(f"in{number}", one.shape, one.dtype) for number, one in enumerate(arrays)]
+        trace_whole(function, inputs, {}, kind="cpu")
+    return count
+
+
+def test_the_time_of_tracing_is_linear_in_the_length_of_a_chain() -> None:
+    """Each sweep's field is also used at the own cell, so that every field depends on all before."""
+
+    def sweeps(count: int) -> Any:
+        def function(u: Any, f: Any) -> Any:
+            c = restricted(residual(u, f, 0.1))
+            return smoothed(u + prolonged(smoothed(np.zeros_like(c), c, 0.2, count), u.shape), f, 0.1, count)
+
+        return function
+
+    one, two, four = (visits(sweeps(count), field(33, 33), field(33, 33)) for count in (12, 24, 48))
+    assert four - two < 2.5 * (two - one)  # twice the sweeps
+
+
+def test_writes_without_points_rewrite_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten = []
+    rewrite = WholeGraph._rewritten
+
+    def counted(self: WholeGraph, nodes: Any, leaf: Any) -> Any:
+        nodes = list(nodes)
+        rewritten.extend(nodes)
+        return rewrite(self, nodes, leaf)
+
+    monkeypatch.setattr(WholeGraph, "_rewritten", counted)
+
+    def function(u: Any) -> Any:
+        for row in range(8):
+            u[row] = u[row] + 1
+        return u
+
+    trace_whole(function, [WholeInput("u", (33, 33), np.dtype("f4"))], {})
+    assert not rewritten
 
 
 def with_source(u: Any, f: Any) -> Any:

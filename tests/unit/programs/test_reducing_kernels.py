@@ -70,6 +70,24 @@ def test_costly_cells_are_not_computed_again_a_step_ahead() -> None:
     assert step_of(costly, [U, T])[1] == {}
 
 
+def test_a_product_that_reads_many_neighbours_is_made_in_its_own_step() -> None:
+    def directions_of_cubes(x, r, p, rr):
+        q = 6 * p
+        for axis in range(3):
+            head, tail = ((slice(None),) * axis + (own,) for own in (slice(1, None), slice(-1)))
+            q[head] -= p[tail]
+            q[tail] -= p[head]
+        alpha = rr / np.sum(p * q)
+        x, r = x + alpha * p, r - alpha * q
+        new = np.sum(r * r)
+        return x, r, r + new / rr * p, new
+
+    cube = np.zeros((16, 16, 16), np.float32)
+    program, reducing = step_of(directions_of_cubes, [cube, cube, cube, T])
+    assert kinds(program) == "RVRVK"
+    assert reducing == {}  # a step ahead, the loads of 25 + 7 neighbours would take longer than the bytes
+
+
 def test_a_result_that_is_read_between_stages_is_written_once() -> None:
     program, reducing = step_of(conjugate, [U, U, U, T, T], "cpu")
     assert kinds(program) == "KRVKRV"

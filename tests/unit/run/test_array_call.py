@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,34 @@ def test_more_arrays_than_a_job_has(inputs: Any, outputs: Any, told: str) -> Non
 
     with pytest.raises(UserError, match=told):
         meshrun.map_blocks(same).run(inputs, outputs)
+
+
+@meshrun.map_blocks(halo=1, boundary="nearest")
+def spread(u: Any, *, rate: float = 0.1) -> Any:
+    return u[1:-1, 1:-1] + rate * (u[2:, 1:-1] - u[:-2, 1:-1])
+
+
+@meshrun.distribute
+def spread_whole(u: Any, *, rate: float = 0.1) -> Any:
+    new = u.copy()
+    new[1:-1] += rate * (u[2:] - u[:-2])
+    return new
+
+
+@pytest.mark.parametrize(("function", "most"), [(spread, 220), (spread_whole, 60)])
+def test_a_call_of_a_known_function_makes_few_calls_of_python(function: Any, most: int) -> None:
+    u = np.ones((32, 32), np.float32)
+    function(u)
+    function(u)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        function(u)
+    finally:
+        sys.setprofile(None)
+    assert calls < most

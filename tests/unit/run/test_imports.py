@@ -9,6 +9,7 @@ LATER = (
     "meshrun.runner.maps.streamed.streaming",
     "meshrun.runner.steps.loop",
     "meshrun.runner.run.step_run",
+    "meshrun.runner.run.services.job_run",
     "meshrun.runner.run.verify.results",
     "meshrun.runner.compiler.compiled",
     "meshrun.runner.compiler.device_kernel",

@@ -612,14 +612,14 @@ def test_iterations_are_graphs(
 
 
 class Counted(Iterations):
-    """It counts downloads, and the marks that the host waits for."""
+    """It counts copies of values to the host, and the marks that the host waits for."""
 
-    downloads = 0
+    rows = 0
     marks: tuple[Any, ...] = ()
 
-    def download(self, *arrays: Any) -> None:
-        type(self).downloads += 1
-        super().download(*arrays)
+    def keep_row(self, row: Any, kept: Any, host: Any, moves: Any) -> None:
+        type(self).rows += host is not None
+        super().keep_row(row, kept, host, moves)
 
     def passed(self, mark: Any) -> None:
         if not any(mark is one for one in self.marks[-8:]):
@@ -631,9 +631,9 @@ class Counted(Iterations):
 def test_the_host_waits_for_the_condition_alone(
     tmp_path: Path, gpu: None, no_buffers_in_graphs: None, monkeypatch: pytest.MonkeyPatch, batch_bytes: int
 ) -> None:
-    """One download per iteration that is launched, and at most one wait."""
+    """One copy of values per iteration that is launched, and at most one wait."""
     monkeypatch.setattr(looping, "BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(Counted, "downloads", 0)
+    monkeypatch.setattr(Counted, "rows", 0)
     monkeypatch.setattr(Counted, "marks", ())
     steps, arrays = 3, state(converging, "float32", (17, 9))
     record, _ = stepped(tmp_path, descending, arrays, steps, 1, Counted)
@@ -641,8 +641,8 @@ def test_the_host_waits_for_the_condition_alone(
     # In each step, some iterations are launched in vain; some are recorded for a graph.
     spare = (steps + 4) * 4 * looping.BATCH
     assert loop["iterations"] > 100
-    assert loop["iterations"] <= Counted.downloads <= loop["iterations"] + spare
-    assert len(Counted.marks) <= Counted.downloads
+    assert loop["iterations"] <= Counted.rows <= loop["iterations"] + spare
+    assert len(Counted.marks) <= Counted.rows
 
 
 def test_iterations_without_graphs(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

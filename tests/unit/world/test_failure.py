@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from meshrun.runner.comm.small.collectives import SmallCollectives
 from meshrun.runner.errors import RunError
 from meshrun.runner.system.launcher import DetectedLauncher
-from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.failure import FailureHandler, Guard, OwnRank
 from meshrun.runner.world.run_status import LINE, RunDirectory, RunLines
 
 GONE = RunError("rank 0 has out.npy, this rank cannot open it")
@@ -144,3 +147,22 @@ def test_what_a_killed_rank_has_locked_is_unlocked_by_the_process_that_started_i
     assert list(tmp_path.glob(".out.npy*"))
     run.remove_leftovers()
     assert not list(tmp_path.glob(".out.npy*"))
+
+
+def test_the_cause_of_an_error_of_cuda_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel that has waited in vain for another rank ends the CUDA context."""
+
+    class Waited:
+        failure = RunError("rank 0 waited in vain for rank 1 in a collective")
+
+    waited, aborted = Waited(), list[int]()
+    control: Any = SimpleNamespace(size=2, rank=0, abort=aborted.append)
+    SmallCollectives.known.add(waited)  # type: ignore[arg-type]
+    try:
+        guard = Guard(OwnRank(control, "rank 0, host a", "f00", None), FailureHandler())
+        with pytest.raises(RuntimeError, match="cudaErrorLaunchFailure"), guard:
+            raise RuntimeError("cudaErrorLaunchFailure")
+    finally:
+        SmallCollectives.known.discard(waited)  # type: ignore[arg-type]
+    assert aborted == [RunError.exit_code]
+    assert "[rank 0, host a] rank 0 waited in vain for rank 1" in capsys.readouterr().err

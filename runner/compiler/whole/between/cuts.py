@@ -16,7 +16,7 @@ from meshrun.runner.compiler.passes.real_parts import value_in_parts
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.between.levels import KnownDemands, demands_of, lattices, whole_space
+from meshrun.runner.compiler.whole.between.levels import demands_of, lattices, positions_of, whole_space
 from meshrun.runner.compiler.whole.between.recorded_loop import MappedLoops, loops_of
 from meshrun.runner.compiler.whole.between.stage_costs import FREE, StageCosts, main_path
 from meshrun.runner.compiler.whole.graph import (
@@ -74,12 +74,11 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
 class Needed:
     """The arrays and values that a program's outputs need; not the tape's slots.
 
-    written: each array after those that it is computed of. demands: where nodes are needed.
+    written: each array after those that it is computed of.
     """
 
     def __init__(self, program: WholeProgram) -> None:
         self.written: dict[int, Node] = {}
-        self.demands: KnownDemands = {}
         self.reduced: dict[int, Reduction] = {}
         self.left: dict[int, LoopResult] = {}
         self.values: dict[int, Definition] = {}
@@ -116,7 +115,8 @@ class Needed:
         """
         graph, space = program.graph, program.space
         definitions = {node: number for number, node in self.written.items()}
-        grids = lattices(replace(program, between=self.written), used=definitions, known=self.demands)
+        found = lattices(replace(program, between=self.written), used=definitions)
+        grids = found.grids
         results = [node for output in program.outputs for node in output.nodes]
         results += [node for one in self.reductions for node in one.nodes]
         results += [node for one in self.loops for node in one.outside]
@@ -131,10 +131,11 @@ class Needed:
         ordered: dict[int, Node] = {}
         known = set(definitions)
         for number, array in [*self.written.items(), (-1, None)]:
-            wanted = results if array is None else [array]
-            grid = whole_space(len(space)) if array is None else grids[number]
-            needs = demands_of(wanted, grid, space, self.demands)
-            for node in in_order(wanted):
+            if array is None:
+                needs = demands_of(results, positions_of(whole_space(len(space)), space), found.complete)
+            else:
+                needs = found.needs[number]
+            for node in in_order(results if array is None else [array], found.complete - {array}):
                 if node in known or node not in needs or users.get(node, 0) < 2 or node.op in LEAVES:
                     continue
                 own = math.prod(map(len, needs[node]))
@@ -170,7 +171,7 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     results += [list(loop.outside) for loop in needed.loops]
     if not program.has_strides:  # `_with_shared` decides what several stages of one grid share
         results = [[node for nodes in results for node in nodes]]
-    costs, found = StageCosts(program, needed.written, results, needed.demands), dict[int, Cut]()
+    costs, found = StageCosts(program, needed.written, results), dict[int, Cut]()
     for number in reversed(needed.written):
         work, node = costs.of(number), needed.written[number]
         size = 8 if node.dtype.itemsize > 4 else 4

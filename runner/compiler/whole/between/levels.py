@@ -153,39 +153,44 @@ def _without(positions: Progression, condition: tuple[int, int, int]) -> Progres
 Demand = tuple[Progression, ...]  # the positions along each axis of space
 
 
-# Known demands of nodes, by these nodes and where they are needed themselves.
-KnownDemands = dict[tuple[tuple[Node, ...], Demand], dict[Node, Demand]]
+@dataclass(frozen=True)
+class Lattices:
+    """Where the arrays that stages write are read.
+
+    grids: of each array, by number, the positions. needs: where each of the nodes is needed that its cells
+    are computed of. complete: nodes of arrays; what other arrays need to compute these is not in their needs.
+    """
+
+    grids: dict[int, LevelGrid]
+    needs: dict[int, dict[Node, Demand]]
+    complete: set[Node]
 
 
 def lattices(
-    program: WholeProgram,
-    reduced: Collection[int] = (),
-    used: Mapping[Node, int] | None = None,
-    known: KnownDemands | None = None,
-) -> dict[int, LevelGrid]:
+    program: WholeProgram, reduced: Collection[int] = (), used: Mapping[Node, int] | None = None
+) -> Lattices:
     """Return the positions at which each of the arrays that stages write is read.
 
     reduced: numbers of arrays that reductions alone read, at the own cell. used: what arrays hold, where it
-    is used at the own cell without a load: the arrays' numbers; then each is after those it is computed of.
-    known: of this graph, which is added to.
+    is used at the own cell without a load: the arrays' numbers.
     """
     graph, space, written, used = program.graph, program.space, program.written, used or {}
     demands: dict[int, Demand] = {}
+    found = Lattices({}, {}, _complete(written, used) if used else set())
     everywhere = tuple(_steps(0, 1, n) for n in space)
     # The longest distance of each array along each axis that is shorter around the ends of space.
     longest = {number: [0] * len(space) for number in written}
 
-    def note(nodes: Sequence[Node], demand: Demand) -> None:
-        needs = _known_demands(nodes, demand, {} if known is None else known)
-        own = [(used[node], needed) for node, needed in needs.items() if node in used and node not in nodes]
-        for number, needed in own:
-            demands[number] = _joined(needed, demands.get(number, needed))
-        for load, needed in _loads_of(graph, needs):
-            if load.input in written:
-                demands[load.input] = _joined(needed, demands.get(load.input, needed))
-                for axis, (at, n) in enumerate(zip(load.offset, space, strict=True)):
-                    if 2 * abs(at) > n:
-                        longest[load.input][axis] = max(longest[load.input][axis], abs(at))
+    def note(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
+        needs = demands_of(nodes, demand, found.complete)
+        for node in needs.keys() & used.keys() - set(nodes):
+            demands[used[node]] = _joined(needs[node], demands.get(used[node], needs[node]))
+        for load, needed in _loads_of(graph, needs, written):
+            demands[load.input] = _joined(needed, demands.get(load.input, needed))
+            for axis, (at, n) in enumerate(zip(load.offset, space, strict=True)):
+                if 2 * abs(at) > n:
+                    longest[load.input][axis] = max(longest[load.input][axis], abs(at))
+        return needs
 
     for output in program.outputs:
         if output.shape:
@@ -195,33 +200,50 @@ def lattices(
             note(one.nodes, _of_reduction(one))
     for loop in program.loops:  # its body computes all cells
         note(loop.outside, everywhere)
-    found: dict[int, LevelGrid] = {}
     for number in reversed(list(written) if used else _in_order_of_reads(written)):
         single = number in reduced
-        found[number] = _lattice(demands.get(number, everywhere), space, longest[number], single=single)
-        cells = found[number]
-        counts = cells.lengths(space)
-        whole = tuple(map(_steps, cells.first, cells.step, counts))
-        note([written[number]], whole)
+        cells = _lattice(demands.get(number, everywhere), space, longest[number], single=single)
+        found.grids[number] = cells
+        found.needs[number] = note([written[number]], positions_of(cells, space))
     return found
 
 
-def demands_of(
-    nodes: Sequence[Node], cells: LevelGrid, space: Shape, known: KnownDemands
-) -> dict[Node, Demand]:
-    """Return the positions at which each node is needed that the cells of a lattice are computed of.
+def positions_of(cells: LevelGrid, space: Shape) -> Demand:
+    """Return the positions of a lattice along each axis."""
+    return tuple(map(_steps, cells.first, cells.step, cells.lengths(space)))
 
-    known: of the nodes' graph, which is added to.
+
+def demands_of(nodes: Sequence[Node], demand: Demand, complete: Collection[Node] = ()) -> dict[Node, Demand]:
+    """Return the positions at which each node is needed, for nodes that are needed at some.
+
+    demand: where the given nodes are needed. complete: nodes of which nothing further is asked, unless they
+    are among the given ones.
     """
-    return _known_demands(nodes, tuple(map(_steps, cells.first, cells.step, cells.lengths(space))), known)
+    found = dict.fromkeys(nodes, demand)
 
+    def need(node: Node, wanted: Demand) -> None:
+        known = found.setdefault(node, wanted)
+        if known is not wanted and known != wanted:
+            found[node] = _joined(wanted, known)
 
-def _known_demands(nodes: Sequence[Node], demand: Demand, known: KnownDemands) -> dict[Node, Demand]:
-    """Return `_demands`, of an earlier call where possible."""
-    key = tuple(nodes), demand
-    if key not in known:
-        known[key] = _demands(nodes, demand)
-    return known[key]
+    for node in reversed(in_order(nodes, set(complete).difference(nodes))):
+        if node not in found:
+            continue  # in no branch that is taken
+        wanted = found[node]
+        if node.op != "where" or node.operands[0].op != "inside":
+            for operand in node.operands:
+                need(operand, wanted)
+            continue
+        condition, chosen, other = node.operands
+        axis = condition.value[0]
+        need(condition, wanted)
+        for operand, along in (
+            (chosen, wanted[axis].within(condition)),
+            (other, wanted[axis].without(condition)),
+        ):
+            if along is not None:
+                need(operand, (*wanted[:axis], along, *wanted[axis + 1 :]))
+    return found
 
 
 def shared_cells(cells: LevelGrid, distance: Shape, others: LevelGrid, space: Shape) -> int:
@@ -321,47 +343,38 @@ def _in_order_of_reads(written: Mapping[int, Node]) -> list[int]:
     return list(found)
 
 
+def _complete(written: Mapping[int, Node], used: Mapping[Node, int]) -> set[Node]:
+    """Return the nodes of arrays that come after all those that they are computed of.
+
+    What such an array is computed of is noted with it: its users need not look further.
+    """
+    position = {number: place for place, number in enumerate(written)}
+    last: dict[Node, int] = {}  # position of the last array that is read for a node
+    found = set[Node]()
+    for node in in_order(written.values()):
+        read = position.get(node.input, -1) if node.op == "load" else -1
+        read = max((last[one] for one in node.operands), default=read)
+        own = position[used[node]] if node in used else -1
+        if own > read:
+            found.add(node)
+        last[node] = max(own, read)
+    return found
+
+
 @lru_cache(maxsize=1 << 14)
 def _joined(one: Demand, other: Demand) -> Demand:
     return tuple([a.joined(b) for a, b in zip(one, other, strict=True)])
 
 
-def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
-    """Return the positions at which each node is needed, for nodes that are needed at some."""
-    found = dict.fromkeys(nodes, demand)
-
-    def need(node: Node, wanted: Demand) -> None:
-        known = found.setdefault(node, wanted)
-        if known is not wanted and known != wanted:
-            found[node] = _joined(wanted, known)
-
-    for node in reversed(in_order(nodes)):
-        if node not in found:
-            continue  # in no branch that is taken
-        wanted = found[node]
-        if node.op != "where" or node.operands[0].op != "inside":
-            for operand in node.operands:
-                need(operand, wanted)
-            continue
-        condition, chosen, other = node.operands
-        axis = condition.value[0]
-        need(condition, wanted)
-        for operand, along in (
-            (chosen, wanted[axis].within(condition)),
-            (other, wanted[axis].without(condition)),
-        ):
-            if along is not None:
-                need(operand, (*wanted[:axis], along, *wanted[axis + 1 :]))
-    return found
-
-
-def _loads_of(graph: WholeGraph, needs: Mapping[Node, Demand]) -> Iterable[tuple[Node, Demand]]:
-    """Yield the loads among nodes, each with the positions at which its array is read.
+def _loads_of(
+    graph: WholeGraph, needs: Mapping[Node, Demand], arrays: Collection[int]
+) -> Iterable[tuple[Node, Demand]]:
+    """Yield the loads of some arrays among nodes, each with the positions at which its array is read.
 
     needs: the positions at which each node is needed.
     """
     for node, wanted in needs.items():
-        if node.op != "load":
+        if node.op != "load" or node.input not in arrays:
             continue
         parts = [
             _read_along(one, shift, n, wraps=axis in graph.wraps[node.input])
@@ -461,7 +474,7 @@ class LatticeGraph:
         counts = lattice.lengths(self.source.space)
         if 0 in counts:
             return tuple(graph.constant(np.zeros((), node.dtype), node.dtype) for node in nodes)
-        demands = _demands(nodes, tuple(map(_steps, lattice.first, lattice.step, counts)))
+        demands = demands_of(nodes, tuple(map(_steps, lattice.first, lattice.step, counts)))
         open_nodes = list(nodes)[::-1]
         while open_nodes:
             node = open_nodes[-1]

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 from meshrun.runner.compiler.trace.graph import Node, Offset
 from meshrun.runner.compiler.whole.between.levels import (
-    KnownDemands,
+    Demand,
     demands_of,
     lattices,
     parts_of,
+    positions_of,
     shared_cells,
     whole_space,
 )
@@ -47,7 +48,6 @@ class StageCosts:
 
     results: what is computed of the arrays in the end, one list of nodes per stage. written: of the arrays
     that may be written, by number, the node of their cells; each after those that it is computed of.
-    demands: where nodes are needed, as far as is known.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class StageCosts:
         program: WholeProgram,
         written: Mapping[int, Node],
         results: Sequence[Sequence[Node]],
-        demands: KnownDemands,
     ) -> None:
         self._program, self._written = program, written
         # What an array holds may be used at the own cell too, where it is no load.
@@ -63,15 +62,18 @@ class StageCosts:
         # The cells of the arrays and of the stages of results, whose numbers are below 0.
         everywhere = whole_space(len(self._space))
         self._grids = dict.fromkeys(written, everywhere)
+        every, needs = [node for nodes in results for node in nodes], dict[int, dict[Node, Demand]]()
         if program.has_strides:
-            self._grids = lattices(replace(program, between=written), used=self._defines, known=demands)
+            found = lattices(replace(program, between=written), used=self._defines)
+            self._grids, needs = found.grids, found.needs
+            needs[-1] = demands_of(every, positions_of(everywhere, self._space), found.complete)
         stages = {-1 - number: nodes for number, nodes in enumerate(results)}
         self._grids |= dict.fromkeys(stages, everywhere)
         self._cells = {n: max(math.prod(one.lengths(self._space)), 1) for n, one in self._grids.items()}
         # The operations for each cell of an array, and what it is computed of.
         self._operations: dict[int, float] = {}
         self._sources: dict[int, dict[int, set[Offset]]] = {}
-        self._weigh([node for nodes in results for node in nodes], demands)
+        self._weigh(every, needs)
         # At which distances each stage reads each array, and all that it reads.
         self._uses: dict[int, dict[int, set[Offset]]] = {number: {} for number in written}
         self._reading: dict[int, set[int]] = {}
@@ -126,25 +128,28 @@ class StageCosts:
             self._reading[stage].discard(number)
         self._note([node], stages)
 
-    def _weigh(self, results: Sequence[Node], demands: KnownDemands) -> None:
-        """Find the operations for each cell of each array, and what each is computed of."""
+    def _weigh(self, results: Sequence[Node], needs: Mapping[int, Mapping[Node, Demand]]) -> None:
+        """Find the operations for each cell of each array, and what each is computed of.
+
+        needs: of a function with coarse grids, where each of these operations is needed.
+        """
         grids, distances = self._grids, dict[int, set[Offset]]()
         for number, wanted in [(-1, results), *((n, [node]) for n, node in self._written.items())]:
-            others = {node: other for node, other in self._defines.items() if other != number}
+            others = self._defines.keys() - {self._written.get(number)}
             path = main_path(self._program, wanted, others.__contains__)
             reads = self._sources[number] = {}
             for node in path:
                 if node.op == "load":
                     reads.setdefault(node.input, set()).add(node.offset)
                 elif node in others:
-                    reads.setdefault(others[node], set()).add(self._zero)
+                    reads.setdefault(self._defines[node], set()).add(self._zero)
             for one, several in reads.items():
                 distances.setdefault(one, set()).update(several)
             counted = [one for one in path if one.op not in FREE]
             self._operations[number] = len(counted)
             if self._program.has_strides:  # operations of which some cells need none
-                needs = demands_of(wanted, grids[number], self._space, demands)
-                cells = sum(math.prod(map(len, needs[one])) for one in counted if one in needs)
+                of_own = needs[number]
+                cells = sum(math.prod(map(len, of_own[one])) for one in counted if one in of_own)
                 self._operations[number] = cells / self._cells[number]
         # Arrays that are read at one distance are part of what reads them: so is their work.
         for number in self._written:

@@ -176,6 +176,8 @@ class Spaces:
     def together(self, values: Any) -> Any:
         """Return what a function is called with, all arrays of it in one space: that of a field if one is
         there."""
+        if len(self.recorders) < 2:
+            return values
         operands = list(_arrays(values))
         recorders = {id(one._recorder): one._recorder for one in operands}
         if len(recorders) < 2 or any(one.spaces is not self for one in recorders.values()):
