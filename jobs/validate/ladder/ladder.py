@@ -304,12 +304,15 @@ class Ladder:
         slow = {rank: rate for rank, rate in rates.items() if rate < least and rank not in explained}
         if not slow:
             return
+        loaded = isinstance(measurement, InterNode) and (measurement.loaded or measurement.loaded_hosts)
         try:
             again = look_again(measurement, table, work, slow, least)
         except TimeUpError:
+            if loaded:
+                self.of_loads[name, what] = {*slow}
             self.note_time_up(name, what)
             return
-        if isinstance(measurement, InterNode) and measurement.loaded_hosts:
+        if loaded:
             self.of_loads[name, what] = {rank for rank in slow if again.best[rank] < least}
         self.rates_again[name, what] = again.best
         if count := len(self.of_loads.get((name, what), ())):
