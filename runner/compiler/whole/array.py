@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,6 +132,22 @@ class Storage:
         self.born = next(self.numbers)
 
 
+@dataclass(frozen=True, eq=False)
+class ChosenMemory:
+    """Memory of a variable that a branch binds to one array or else to another: `x = u if condition else v`.
+
+    first, second: memory of these arrays. chosen: memory of the variable, which is the first where the
+    condition is true, else the second: what is written to one of the three is written to the others. It is
+    forgotten with the last name of the variable's memory.
+    """
+
+    condition: Node
+    first: Storage
+    second: Storage
+    chosen: weakref.ref[Storage]
+    line: int
+
+
 @dataclass
 class Alignment(ResultAxes):
     """Axes and fixed positions of a result."""
@@ -168,12 +185,41 @@ class Tracing(TracedCall):
         # Of iterations that are traced: the memory that they write, as it was.
         self.journals: list[dict[Storage, tuple[list[Node], bool, int]]] = []
         self.item_rows: Any = None  # of loops that are traced, `between.item_rows.ItemRows`
+        self.chosen: list[ChosenMemory] = []  # by branches on values
         self.has_inner = False  # whether inputs have axes that are none of space
 
     def note_write(self, storage: Storage) -> None:
         """Note memory as it is before it is written."""
         for journal in self.journals:
             journal.setdefault(storage, (list(storage.nodes), storage.changed, storage.line))
+
+    def note_written(self, storage: Storage, passed: tuple[ChosenMemory, ...] = ()) -> None:
+        """Let memory that may be the same as some that has been written have what it has.
+
+        passed: by which it is known to be the same already.
+        """
+        for one in self.chosen:
+            chosen = one.chosen()
+            if chosen is None or one in passed or storage not in (one.first, one.second, chosen):
+                continue
+            if storage is chosen:
+                self._write(one, one.first, chosen, one.first)
+                self.note_written(one.first, (*passed, one))
+                self._write(one, one.second, one.second, chosen)
+                self.note_written(one.second, (*passed, one))
+            else:
+                self._write(one, chosen, one.first, one.second)
+                self.note_written(chosen, (*passed, one))
+
+    def _write(self, by: ChosenMemory, target: Storage, first: Storage, second: Storage) -> None:
+        """Write to memory what one has where a condition is true, and another where it is false."""
+        self.note_write(target)
+        sides = ((first, True), (second, False))
+        known = [[assumed(node, {by.condition: true}) for node in side.nodes] for side, true in sides]
+        target.nodes[:] = [
+            self.graph.operation("where", one.dtype, [by.condition, one, other], by.line)
+            for one, other in zip(*known, strict=True)
+        ]
 
     def lift(self, array: np.ndarray[Any, Any]) -> Whole:
         """Return an array of NumPy's, of which nothing tells where its axes lie, as a traced array."""
@@ -621,6 +667,7 @@ class Whole(TracedArray):
                 del known[condition]
                 chosen = graph.operation("where", old.dtype, (condition, chosen, kept), line)
             storage.nodes[cell] = chosen
+        recorder.note_written(storage)
         if not storage.changed:
             storage.changed, storage.line = True, line
 

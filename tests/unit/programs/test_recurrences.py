@@ -77,6 +77,36 @@ def a_row_that_is_left(u, b):
     return u
 
 
+def every_third(u, b):
+    for i in range(1, u.shape[0]):
+        if i % 3 == 0:
+            u[i] = u[i - 1]
+        else:
+            u[i] = 0.5 * u[i - 1] + b[i]
+    return u
+
+
+def by_cases(u, b):
+    for i in range(1, u.shape[0] - 1):
+        row = b[i] if i % 2 and i > 3 else u[i]
+        if i == 4:
+            continue
+        if i < 3:
+            u[i] += row
+        elif i % 4 == 1:
+            u[i - 1] = u[i] - row
+        b[i] = 0.3 * u[i - 1] + row
+    return u - b
+
+
+def now_and_then(u, b):
+    for i in range(1, u.shape[0]):
+        u[i] = 0.5 * u[i - 1] + b[i]
+        if i % 4 == 0:
+            b = 0.9 * b + 0.1 * u
+    return u + b
+
+
 # Their iterations are not alike, and are traced one by one.
 
 
@@ -93,15 +123,6 @@ def mirrored(u, b):
     return u
 
 
-def every_third(u, b):
-    for i in range(1, u.shape[0]):
-        if i % 3 == 0:
-            u[i] = u[i - 1]
-        else:
-            u[i] = 0.5 * u[i - 1] + b[i]
-    return u
-
-
 def around_the_end(u, b):
     for i in range(u.shape[0]):
         u[i] = 0.5 * u[i - 1] + b[i]
@@ -110,9 +131,9 @@ def around_the_end(u, b):
 
 ALIKE = (
     along_rows, along_columns, backward, thomas, by_the_number, neighbours, whole_field_too,
-    a_row_that_is_left, around_the_end,
+    a_row_that_is_left, around_the_end, every_third, by_cases, now_and_then,
 )  # fmt: skip
-OTHERS = a_fixed_row, mirrored, every_third
+OTHERS = a_fixed_row, mirrored
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (3, 1), (1, 2)])
@@ -178,7 +199,9 @@ def test_all_rows_are_computed_by_one_call(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(counts) == loops
 
 
-@pytest.mark.parametrize("function", [along_rows, along_columns, backward, thomas, by_the_number])
+@pytest.mark.parametrize(
+    "function", [along_rows, along_columns, backward, thomas, by_the_number, every_third]
+)
 def test_an_iteration_computes_its_row_alone(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoopRun, "_iterate", None)
     u, b = np.random.default_rng(0).random((2, 11, 8))
