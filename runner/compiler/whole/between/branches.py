@@ -54,13 +54,7 @@ def choose(
     (one, other), line = sides, tracer.line_of(then)
     if not (one.cheap and other.cheap) or not _may_choose(tracer, condition, counts):
         return False
-    # A variable that only one side binds is read only where it is bound.
-    for at, name in enumerate(state.names):
-        if (one.values[at] is UNBOUND) is not (other.values[at] is UNBOUND):
-            mine, theirs = (one, other) if one.values[at] is UNBOUND else (other, one)
-            mine.values[at] = theirs.values[at]
-            mine.leaves.pop((name,))
-            mine.leaves |= {path: value for path, value in theirs.leaves.items() if path[0] == name}
+    _bind_alike(one, other, state.names)
     if one.leaves.keys() != other.leaves.keys():
         return False
 
@@ -109,11 +103,21 @@ def choose(
     return True
 
 
+def _bind_alike(one: BranchSide, other: BranchSide, names: Sequence[str]) -> None:
+    """Let both sides bind a variable that only one of them binds: it is read only where it is bound."""
+    for at, name in enumerate(names):
+        if (one.values[at] is UNBOUND) is not (other.values[at] is UNBOUND):
+            mine, theirs = (one, other) if one.values[at] is UNBOUND else (other, one)
+            mine.values[at] = theirs.values[at]
+            mine.leaves.pop((name,))
+            mine.leaves |= {path: value for path, value in theirs.leaves.items() if path[0] == name}
+
+
 def _may_choose(tracer: StateTracer, condition: Node, counts: tuple[int, int]) -> bool:
     """Return whether both sides may be computed, in view of the arrays and values that they have added.
 
-    That is none, but where the number of a loop that picks rows decides, as in `if i % 3 == 0`: rows are moved,
-    and what is computed of them may be written. counts: of arrays and values before.
+    That is none, but where the number of a loop that picks rows decides, as in `if i % 3 == 0`: rows are
+    moved, and what is computed of them may be written. counts: of arrays and values before.
     """
     graph, rows, tape = tracer.recorder.graph, tracer.recorder.item_rows, tracer.recorder.tape
     arrays, values = [*graph.between.values()][counts[0] :], graph.values[counts[1] :]
@@ -133,7 +137,7 @@ def _may_choose(tracer: StateTracer, condition: Node, counts: tuple[int, int]) -
 def _operations(tracer: StateTracer, nodes: Sequence[Node], first: int) -> int:
     """Return the number of operations of nodes, also of what they read of arrays. first: of these arrays."""
     between = tracer.recorder.graph.between
-    added = {number: between[number] for number in [*between][first:]}
+    added = {number: one for number, one in [*between.items()][first:] if isinstance(one, Node)}
     seen: dict[Node, None] = {}
     open_nodes = list(nodes)
     while open_nodes:
