@@ -107,9 +107,6 @@ def now_and_then(u, b):
     return u + b
 
 
-# Their iterations are not alike, and are traced one by one.
-
-
 def a_fixed_row(u, b):
     for i in range(1, u.shape[0] - 1):
         u[i] = 0.5 * u[i - 1] + u[0]
@@ -123,6 +120,28 @@ def mirrored(u, b):
     return u
 
 
+def of_a_fixed_row(u, b):
+    for j in range(1, u.shape[1]):
+        u[:, j] = 0.5 * u[:, j - 1] + b[:, 3] * u[:, 0]
+    return u
+
+
+def mirrored_twice(u, b):
+    n = u.shape[0]
+    c = b + 1j * u
+    for i in range(n - 2, 0, -1):
+        row = u[i + 1] + 0.5 * u[n - 1 - i] - b[n - 1 - i]
+        u[n - i] = row + u[2] - (b[n - 1 - i] > b[1])
+        c[i] = c[n - 1 - i] * 0.5 + c[i + 1]
+    return u * c
+
+
+def every_second(u, b):
+    for i in range(1, u.shape[0] // 2):
+        u[2 * i] = 0.5 * u[2 * i - 2] + u[i] + b[2 * i + 1]
+    return u
+
+
 def around_the_end(u, b):
     for i in range(u.shape[0]):
         u[i] = 0.5 * u[i - 1] + b[i]
@@ -131,13 +150,13 @@ def around_the_end(u, b):
 
 ALIKE = (
     along_rows, along_columns, backward, thomas, by_the_number, neighbours, whole_field_too,
-    a_row_that_is_left, around_the_end, every_third, by_cases, now_and_then,
+    a_row_that_is_left, around_the_end, every_third, by_cases, now_and_then, a_fixed_row, of_a_fixed_row,
+    mirrored, mirrored_twice, every_second,
 )  # fmt: skip
-OTHERS = a_fixed_row, mirrored
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (3, 1), (1, 2)])
-@pytest.mark.parametrize("function", [*ALIKE, *OTHERS])
+@pytest.mark.parametrize("function", ALIKE)
 def test_a_recurrence_has_the_bits_of_numpy(function: Any, grid: tuple[int, int]) -> None:
     noise = np.random.default_rng(0)
     u, b = noise.random((11, 8)), noise.random((11, 8))
