@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from meshrun.runner.programs.kernel import CellKernel
 from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.marching import places_within
 from meshrun.runner.programs.stages import LoopStage
-from tests.facts.program_runs import planned, run_program
+from tests.facts.looping_programs import compiled
+from tests.facts.program_runs import plain, planned, run_program
 
 
 def along_rows(u, b):
@@ -171,6 +173,51 @@ def test_some_ranks_may_have_no_cells(compiled: bool) -> None:
     program = planned(along_columns, [u, b], ["out"])
     (found,) = run_program(program, [u, b], (3, 1), compiled=compiled)
     assert np.array_equal(found, along_columns(u.copy(), b.copy()))
+
+
+def random_rows(seed: int) -> str:
+    """Return a random function whose loop computes rows."""
+    pick = random.Random(seed)
+    rows = ["i", "i", "i - 1", "i - 1", "i + 1", "n - 1 - i", "n - i", "2", "0", "-1"]
+    tests = ["i % 3", "i % 2 == 0 and i > 3", "i < 5 or i == 7", "not i % 4"]
+
+    def row() -> str:
+        return f"{pick.choice('ubc')}[{pick.choice(rows)}]"
+
+    def statement() -> str:
+        return pick.choice(
+            (
+                f"{row()} = {pick.choice(('0.5', '-0.25', 'w'))} * {row()} + {row()}",
+                f"{row()} {pick.choice('+-')}= 0.5 * {row()}",
+                f"{row()} = np.maximum({row()}, {row()})",
+                f"r = {row()} - {row()}\n        {row()} = 0.5 * r",
+                f"x = u if {pick.choice(tests)} else b\n        x[i] = 0.5 * {row()}",
+                f"if {pick.choice(tests)}:\n            {row()} = {row()} - 0.5 * {row()}",
+                f"if {pick.choice(tests)}:\n            b[i] = c[i]\n        else:\n            {row()} *= 2",
+                "w = 0.9 * w + 0.01 * i",
+            )
+        )
+
+    lines = "\n        ".join(statement() for _ in range(pick.randint(1, 5)))
+    items = pick.choice(("1, n - 1", "n - 2, 0, -1", "1, n - 1, 2"))
+    return f"""
+def f(u, b):
+    n, w, c = u.shape[0], 0.5, u * b
+    for i in range({items}):
+        {lines}
+    return u - b + c * w
+"""
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_loops_over_rows(seed: int) -> None:
+    function = compiled(random_rows(seed))
+    u, b = np.random.default_rng(seed).random((2, 10, 3))
+    program = planned(function, [u, b], ["out"])
+    wanted = plain(function, [u, b])[0]
+    for grid in ((1, 1), (3, 1)):
+        (found,) = run_program(program, [u, b], grid)
+        assert found.tobytes() == wanted.tobytes(), random_rows(seed)
 
 
 def of_complex_cells(u, b):
