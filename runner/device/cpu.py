@@ -66,8 +66,8 @@ class CpuBackend:
         kept[...] = row
         if host is not None:
             host[...] = row
-        if len(moves):
-            row[moves[:, 1]] = kept[moves[:, 0]]
+        if moves.size:
+            row[moves[1]] = kept[moves[0]]
 
     def mark(self) -> float:
         return time.perf_counter()
