@@ -160,6 +160,6 @@ class NcclComm:
 
 
 @functools.cache
-def _name_of(dtype: np.dtype[Any]) -> str:
+def _name_of(dtype: Any) -> str:
     """Return a dtype's name, which NumPy makes anew each time."""
-    return dtype.name
+    return np.dtype(dtype).name
