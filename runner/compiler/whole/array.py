@@ -303,6 +303,9 @@ class Tracing(TracedCall):
         Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
         does.
         """
+        axes = _same_axes(operands)
+        if axes is not None:  # as of most operands: nothing is moved
+            return Alignment([*axes]), [one.read() for one in operands]
         shape = np.broadcast_shapes(*(one.shape for one in operands))
         operands = [self._beside(one, operands) for one in operands]
         operands = _in_order(operands)
@@ -805,6 +808,15 @@ def _fits(shape: Shape, target: Shape) -> bool:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
         return False
+
+
+def _same_axes(operands: Sequence[Whole]) -> tuple[Axis, ...] | None:
+    """Return the axes of operands that are along the same cells of space, or are values; else None."""
+    axes = next((one._axes for one in operands if one._axes), ())
+    if not all(one._axes in (axes, ()) and not one._fixed and one._plain is None for one in operands):
+        return None
+    along = {axis.axis for axis in axes if isinstance(axis, Along)}
+    return axes if len(along) == len(axes) else None
 
 
 def _in_order(operands: Sequence[Whole]) -> Sequence[Whole]:
