@@ -848,8 +848,8 @@ def test_the_rows_of_overlap_are_those_of_their_record() -> None:
 
 def test_the_page_on_kernels_has_the_steps_that_one_kernel_takes() -> None:
     text = " ".join((DOCS / "fusing.md").read_text().split())
-    assert f"memory is read and written once in up to {MOST_STEPS} steps" in text
-    assert f"{steps_in_cache(2)} steps a call ({steps_in_cache(3)} over three axes)" in text
+    assert f"| GPU, one or two axes | up to {MOST_STEPS} |" in text
+    assert f"| CPU | {steps_in_cache(2)}; {steps_in_cache(3)} over three axes |" in text
 
 
 @pytest.mark.parametrize(
