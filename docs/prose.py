@@ -5,8 +5,8 @@ python docs/prose.py --table [PAGE...]    print the mean length of sentences, an
 
 On each page the mean sentence has at most 18 words, and at most 8 % of the sentences, or one of them, have
 more than 30. A paragraph has at most 80 words. PATTERNS are phrasings that readers stumble over, each with
-what to write instead. Programs and outputs are left out; a piece of inline code is one word. Cells of tables are
-searched for the patterns, and count as sentences from eight words on.
+what to write instead. Programs and outputs are left out; a piece of inline code is one word. Cells of tables
+are searched for the patterns, and count as sentences from eight words on.
 
 Vale checks the same, but its package on PyPI downloads the program from elsewhere when it first runs.
 """
