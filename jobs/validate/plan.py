@@ -39,6 +39,9 @@ class Plan:
     transfer_seconds: float = 5e-3  # of a flow between hosts, at most: slower networks move fewer bytes
     samples: int = 5  # of each first measurement; the median counts
     samples_per_nic: int = 400  # at least: with few hosts there are few rounds, so each takes more samples
+    # Seconds over which the first measurement between hosts is spread at least: longer than a NIC stays fast
+    # that is slow for 5 s in 20 s.
+    first_span: float = 24.0
     retest_samples: int = 30  # of each retest
     # Seconds over which these are spread, unless the suspects are clear before: the load of others passes, a
     # fault stays. Of loads with a mean of 4 s, one in 2,000 lasts for four of five looks.
@@ -111,6 +114,7 @@ def for_cpus(plan: Plan, ranks_per_core: float = 1.0) -> Plan:
         samples_per_nic=max(plan.samples_per_nic // CPU_SAMPLES, plan.samples),
         max_repeats=max(plan.max_repeats // CPU_REPEATS, 1),
         transfer_seconds=math.inf,  # a sample on CPUs lasts longer than a transfer
+        first_span=0.0,
         retest_span=CPU_SPAN,
         load_looks=CPU_LOOKS,
         tensor_seconds=0.0,

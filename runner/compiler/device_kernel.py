@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +19,14 @@ from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import (
     Axis,
+    Choice,
     NotFusable,
     Sending,
     StepKernel,
     Tuning,
     layout_of,
 )
-from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.compiler.operations import compiler_options, line_of
 from meshrun.runner.compiler.passes.ends import ends_of, interior, with_whole_rows
 from meshrun.runner.compiler.passes.handed_on import handed_on, without_outputs
@@ -37,10 +39,13 @@ from meshrun.runner.compiler.trace.graph import (
     with_units,
     without_units,
 )
-from meshrun.runner.device.api import Backend
+from meshrun.runner.device.api import Device
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled
+
+SPLIT_CELLS = 1 << 24  # of a volume of which the cells near its ends have a kernel of their own, at least
+MOST_OF_TILE = 64  # cells of a tile along an axis, at most
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class PassVariant:
     apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array. units:
     whether cells begin at multiples of their units in memory. alike: whether all arrays have an equal
     alignment. once: the cells between the array's ends, and whether the first one is at a multiple of 16
-    bytes, if no cell may be computed twice: results are written over an input.
+    bytes, if no cell may be computed twice: results are written over an input. part: as of
+    `single_pass.emit`.
     """
 
     apart: bool = False
@@ -59,6 +65,7 @@ class PassVariant:
     units: bool = True
     alike: bool = False
     once: tuple[Shape, bool] | None = None
+    part: single_pass.Part = ""
 
 
 @dataclass
@@ -78,7 +85,7 @@ class DeviceKernel:
     feeds: Feeds = ()
     boundary: str = "reflect"
     cval: float = 0.0
-    choice: Choice | None = None
+    choice: ChosenKernel | None = None
     row: int = 0
     takes_rows = True
     capturable = True
@@ -192,11 +199,27 @@ class DeviceKernel:
             left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
             once = left, begin % pass_tile.LARGEST_ROW == 0
         variant = PassVariant(apart, wide, any(sides), units, alike, once)
-        kernel, launch = self._pass(outs[0].shape, variant)
-        call = pass_launch.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
-        if call.grid == (0,):
-            return functools.partial(_call_all, ())
-        return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
+        launches = []
+        for part in self._parts_of_pass(outs[0].shape, beyond=any(sides)):
+            kernel, launch = self._pass(outs[0].shape, replace(variant, part=part))
+            call = pass_launch.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
+            if call.grid != (0,):
+                arguments = call.grid, call.block, call.arguments
+                launches.append(functools.partial(launch, *arguments, shared_mem=kernel.shared))
+        return launches[0] if len(launches) == 1 else functools.partial(_call_all, launches)
+
+    def _parts_of_pass(self, shape: Shape, *, beyond: bool) -> Sequence[single_pass.Part]:
+        """Return the parts of the cells that have kernels of their own.
+
+        In a large volume, those near the array's ends: each is made by a thread, which waits for memory. In
+        the kernel of the others, few such threads would run at once, since these need many registers and much
+        shared memory. A small volume takes no longer than a second launch. beyond: whether the pass stores
+        cells beyond the array.
+        """
+        lengths, ends = self._lengths(shape), ends_of(self._merged)
+        left = [length - sum(cells) for length, cells in zip(lengths, ends, strict=True)]
+        large = len(lengths) == 3 and min(left) >= MOST_OF_TILE and math.prod(lengths) >= SPLIT_CELLS
+        return ("ends", "between") if large and any(map(any, ends)) and not beyond else ("",)
 
     def _lengths(self, shape: Shape) -> Shape:
         """Return the own cells per axis of results of a shape."""
@@ -210,7 +233,8 @@ class DeviceKernel:
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
         # Blocks of steps are aligned.
         variant = PassVariant(beyond=stepped and self._beyond is not None, alike=self.row > 0)
-        self._pass(self._parts(shape), variant)
+        for part in self._parts_of_pass(self._parts(shape), beyond=variant.beyond):
+            self._pass(self._parts(shape), replace(variant, part=part))
 
     def _parts(self, shape: Shape) -> Shape:
         """Return the shape of a result with the two parts of its complex numbers."""
@@ -220,7 +244,9 @@ class DeviceKernel:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells."""
         lengths, once = self._lengths(shape), variant.once
         row, planes, tile = lengths[-1], None, self._tile
-        if pass_tile.marches(self._common):
+        if variant.part == "ends":
+            once, tile = None, (1,) * len(lengths)
+        elif pass_tile.marches(self._common):
             between = pass_tile.between_ends(self._merged, lengths)
             tile = pass_tile.choose_tile(self._common, between)
             chosen = shared_planes.choose(self._common, between)
@@ -257,6 +283,7 @@ class DeviceKernel:
                 beyond=self._beyond if variant.beyond else None,
                 march=march,
                 once=in_parts,
+                part=variant.part,
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch
@@ -271,22 +298,23 @@ class DeviceKernel:
             reason.line = line_of(self.program, source, reason.at)
             raise
 
-    def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
-        """Return the choice for so many steps of blocks with so many own cells; see `step_tuning.chosen`."""
+    def choose(self, device: Device, shape: Shape, steps: int, grid: Shape = ()) -> ChosenKernel | None:
+        """Return the choice with which a run of so many steps begins; None if no kernel takes several.
+
+        shape: of a block's own cells. grid: of the blocks, whose exchanges take part of the time.
+        """
         guess = self._chosen
         if guess is None:
             return None
         kernel = self.step_text(guess.steps, self._tuning(vectors=self.aligned))
+        words = [device.name, device.software, self.arithmetic, str(grid), kernel.source]
+        return step_tuning.chosen(self.program, self.feeds, shape, steps, words, cache_folder())
 
-        def binder(choice: Choice) -> step_tuning.BindSteps:
-            other = replace(self, choice=choice, _passes={}, _steps={})
-            slots = backend.empty((choice.steps * self.program.scalars,), np.dtype(np.int64))
-            slots[...] = 0
-            return functools.partial(other.bind_steps, choice.steps, scalars=slots)
-
-        text = "\0".join([self.arithmetic, kernel.source])
-        folder = cache_folder()
-        return step_tuning.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
+    def with_choice(self, choice: Choice) -> DeviceKernel:
+        """Return the kernel that takes several steps by another choice; both have the kernels of one pass."""
+        other = copy.copy(self)
+        other.choice, other._steps = ChosenKernel(choice, "measured"), {}
+        return other
 
     def step_text(self, steps: int, tuning: Tuning | None = None, *, sends: bool = False) -> StepKernel:
         """Return the text of the kernel of so many steps. Raises NotFusable.
@@ -305,6 +333,11 @@ class DeviceKernel:
         """Number of steps that one kernel takes fastest; 1 if no kernel takes several."""
         return self._chosen.steps if self._chosen else 1
 
+    @property
+    def rivals(self) -> Sequence[Choice]:
+        """Choices that a run measures; see `TaskKernel`."""
+        return () if self.choice is None else self.choice.rivals
+
     @functools.cached_property
     def first_steps(self) -> int:
         """Steps that are taken one by one before several by a kernel; see `TaskKernel`."""
@@ -312,7 +345,9 @@ class DeviceKernel:
 
     @property
     def _chosen(self) -> Choice | None:
-        return (self.choice or self._predicted) if self._takes_steps else None
+        if not self._takes_steps:
+            return None
+        return self._predicted if self.choice is None else self.choice.choice
 
     @functools.cached_property
     def _predicted(self) -> Choice | None:

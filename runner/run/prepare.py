@@ -439,8 +439,8 @@ def agreed_kernel(
 ) -> tuple[Task, Fusion]:
     """Return the task that all ranks compute, and whether it has a kernel.
 
-    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 measures, and for one on the
-    host that may be slower than the function, which rank 0 measures, too. task: without a
+    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 chooses, and for one on the
+    host that may be slower than the function, which rank 0 measures. task: without a
     kernel. alone: of this rank, by `fused_alone`; fusions: of all ranks. mode, steps: as of `fused_alone`.
     Raises UserError if the mode is "require" and there is no kernel.
     """
@@ -460,8 +460,9 @@ def agreed_kernel(
         from meshrun.runner.compiler.device_kernel import DeviceKernel
 
         if isinstance(kernel, DeviceKernel):
+            grid = task.partition.grid
             kernel.choice = world.on_root(
-                lambda: kernel.choice or kernel.measured(world.backend, shape, steps)
+                lambda: kernel.choice or kernel.choose(world.backend.device, shape, steps, grid)
             )
     return alone, fusions[world.rank]
 

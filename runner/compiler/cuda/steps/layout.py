@@ -65,6 +65,14 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How a kernel takes several steps. steps: of a kernel. tuning: of kernels that read vectors."""
+
+    steps: int
+    tuning: Tuning
+
+
+@dataclass(frozen=True)
 class Axis:
     """One axis of a rank's part of the array.
 
