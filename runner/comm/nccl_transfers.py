@@ -162,4 +162,5 @@ class NcclComm:
 @functools.cache
 def _name_of(dtype: Any) -> str:
     """Return a dtype's name, which NumPy makes anew each time."""
-    return np.dtype(dtype).name
+    name: str = np.dtype(dtype).name
+    return name
