@@ -40,7 +40,7 @@ exchange, as arrived[r] then says nothing of the interior of the step, and where
 after the exchange that follows it, for rows of series.
 
 Kernels of several steps may exchange halos along axis 0 themselves (`sending`, runner/compiler/kernels/
-sending_2d.cuh), if only that axis is split. Near a side are the strips that compute one of the `Sending.rows`
+sending_2d.cuh), if only that axis is split and each kernel exchanges. Near a side are the strips that compute one of the `Sending.rows`
 rows next to it: all that read rows of the halo there or compute rows that the neighbour needs. In kernel n =
 1, 2, ..., a strip of r near its side to p
 
