@@ -313,6 +313,9 @@ GOOD_QUANTILE = 0.25  # of what is slow for less than 75 % of the time: a good m
 # load by others begins or ends in the look; at most, by noise and the loads of single partners.
 CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED, CHANGING_BY_NOISE = 0.55, 0.06, 0.06
 # Error of each decision.
+# Shares of the looks in which a part is slow beside another of its host that is not: of one that is slow for
+# 5 s in 20 s, and of one in a host that others load, if the load begins or ends during the look.
+SLOW_OF_INTERMITTENT, SLOW_OF_LOADED = 0.25, 0.01
 INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
 
 
@@ -389,14 +392,19 @@ def is_erratic(fast: int, count: int) -> bool:
     return fast > FAST_SHARE * count
 
 
-def intermittence(changing: int, looks: int, by_noise: float) -> float:
+def intermittence(changing: int, looks: int, by_noise: float, witnessed: bool = False) -> float:
     """Return the log of the likelihood ratio that a part is slow part of the time, against a loaded one.
 
     changing: looks of the given number in which it was slow and fast. by_noise: share of the looks at a
     healthy part that noise makes so (`partners_needed`). Sequential test (Wald 1945) of their share:
     CHANGING_OF_INTERMITTENT against CHANGING_OF_LOADED and that.
+
+    witnessed: looks count only if another part of the same host was fast in them, and a part that is slow for
+    a whole look counts as changing: SLOW_OF_INTERMITTENT against SLOW_OF_LOADED.
     """
     one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED + by_noise
+    if witnessed:
+        one, other = SLOW_OF_INTERMITTENT, SLOW_OF_LOADED + by_noise
     return changing * math.log(one / other) + (looks - changing) * math.log((1 - one) / (1 - other))
 
 

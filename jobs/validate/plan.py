@@ -23,6 +23,8 @@ class Plan:
     keep_going: bool = True  # continue after a broken rung
     expected_gpus: int | None = None  # of each host, by --expect-gpus
     quick: bool = False  # by --quick, without --budget or --soak
+    small: bool = False  # by --quick, also with --budget or --soak
+    ranks_per_core: float = 1.0  # of the host on which most ranks on CPUs share a core; at least 1
     # Of a climb without --budget; the last call is finished. What is not judged by then is unknown.
     seconds: float = 600.0
     even_shares: bool = False  # of this time, for all operations: none uses up that of later ones
@@ -37,6 +39,9 @@ class Plan:
     transfer_seconds: float = 5e-3  # of a flow between hosts, at most: slower networks move fewer bytes
     samples: int = 5  # of each first measurement; the median counts
     samples_per_nic: int = 400  # at least: with few hosts there are few rounds, so each takes more samples
+    # Seconds over which the first measurement between hosts is spread at least: longer than a NIC stays fast
+    # that is slow for 5 s in 20 s.
+    first_span: float = 24.0
     retest_samples: int = 30  # of each retest
     # Seconds over which these are spread, unless the suspects are clear before: the load of others passes, a
     # fault stays. Of loads with a mean of 4 s, one in 2,000 lasts for four of five looks.
@@ -76,26 +81,40 @@ CPU_BYTES = {
 QUICK_CPU_BYTES = {name: nbytes // 4 for name, nbytes in CPU_BYTES.items()}
 
 
-def for_cpus(plan: Plan) -> Plan:
+QUICK_ON_CPUS = (
+    "--quick on CPUs ends within about 30 s and does not measure suspects again, so it cannot confirm a slow "
+    "part; --quick --budget 2m can"
+)
+
+
+def for_cpus(plan: Plan, ranks_per_core: float = 1.0) -> Plan:
     """Return the plan for ranks on CPUs: smaller sizes, fewer samples over a longer time, more tolerance.
 
-    With --quick there is no time to measure suspects again over `CPU_SPAN`; they leave the verdict unknown.
+    With --quick there is no time to measure suspects again over `CPU_SPAN`; they leave the verdict unknown. A
+    rank that waits for its core during all of the few samples is as many times slower as ranks share the
+    core, so --quick suspects only parts that are slower still.
     """
+    share, blind = CPU_SHARE, CPU_BLIND
+    if plan.small or plan.quick:
+        plan = at_most(plan, QUICK_CPU_BYTES)
     if plan.quick:
+        share, blind = share / ranks_per_core, blind / ranks_per_core
         plan = replace(
-            at_most(plan, QUICK_CPU_BYTES),
+            plan,
             seconds=QUICK_CPU_SECONDS,
             even_shares=True,
             max_retests=0,
+            ranks_per_core=ranks_per_core,
         )
     return replace(
         at_most(plan, CPU_BYTES),
-        tolerance=-math.log(CPU_SHARE),
-        critical=CPU_SHARE,
-        blind=CPU_BLIND,
+        tolerance=-math.log(share),
+        critical=share,
+        blind=blind,
         samples_per_nic=max(plan.samples_per_nic // CPU_SAMPLES, plan.samples),
         max_repeats=max(plan.max_repeats // CPU_REPEATS, 1),
         transfer_seconds=math.inf,  # a sample on CPUs lasts longer than a transfer
+        first_span=0.0,
         retest_span=CPU_SPAN,
         load_looks=CPU_LOOKS,
         tensor_seconds=0.0,

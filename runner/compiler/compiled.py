@@ -49,6 +49,7 @@ class HostKernel:
     stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
     first_steps: ClassVar[int] = 0
+    rivals: ClassVar[tuple[Any, ...]] = ()
     handed_on: ClassVar[Mapping[int, int]] = {}
 
     def without_handed_on(self) -> HostKernel:

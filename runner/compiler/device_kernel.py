@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +19,14 @@ from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import (
     Axis,
+    Choice,
     NotFusable,
     Sending,
     StepKernel,
     Tuning,
     layout_of,
 )
-from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.compiler.operations import compiler_options, line_of
 from meshrun.runner.compiler.passes.ends import ends_of, interior, with_whole_rows
 from meshrun.runner.compiler.passes.handed_on import handed_on, without_outputs
@@ -37,7 +39,7 @@ from meshrun.runner.compiler.trace.graph import (
     with_units,
     without_units,
 )
-from meshrun.runner.device.api import Backend
+from meshrun.runner.device.api import Device
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled
@@ -78,7 +80,7 @@ class DeviceKernel:
     feeds: Feeds = ()
     boundary: str = "reflect"
     cval: float = 0.0
-    choice: Choice | None = None
+    choice: ChosenKernel | None = None
     row: int = 0
     takes_rows = True
     capturable = True
@@ -271,22 +273,23 @@ class DeviceKernel:
             reason.line = line_of(self.program, source, reason.at)
             raise
 
-    def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
-        """Return the choice for so many steps of blocks with so many own cells; see `step_tuning.chosen`."""
+    def choose(self, device: Device, shape: Shape, steps: int, grid: Shape = ()) -> ChosenKernel | None:
+        """Return the choice with which a run of so many steps begins; None if no kernel takes several.
+
+        shape: of a block's own cells. grid: of the blocks, whose exchanges take part of the time.
+        """
         guess = self._chosen
         if guess is None:
             return None
         kernel = self.step_text(guess.steps, self._tuning(vectors=self.aligned))
+        words = [device.name, device.software, self.arithmetic, str(grid), kernel.source]
+        return step_tuning.chosen(self.program, self.feeds, shape, steps, words, cache_folder())
 
-        def binder(choice: Choice) -> step_tuning.BindSteps:
-            other = replace(self, choice=choice, _passes={}, _steps={})
-            slots = backend.empty((choice.steps * self.program.scalars,), np.dtype(np.int64))
-            slots[...] = 0
-            return functools.partial(other.bind_steps, choice.steps, scalars=slots)
-
-        text = "\0".join([self.arithmetic, kernel.source])
-        folder = cache_folder()
-        return step_tuning.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
+    def with_choice(self, choice: Choice) -> DeviceKernel:
+        """Return the kernel that takes several steps by another choice; both have the kernels of one pass."""
+        other = copy.copy(self)
+        other.choice, other._steps = ChosenKernel(choice, "measured"), {}
+        return other
 
     def step_text(self, steps: int, tuning: Tuning | None = None, *, sends: bool = False) -> StepKernel:
         """Return the text of the kernel of so many steps. Raises NotFusable.
@@ -305,6 +308,11 @@ class DeviceKernel:
         """Number of steps that one kernel takes fastest; 1 if no kernel takes several."""
         return self._chosen.steps if self._chosen else 1
 
+    @property
+    def rivals(self) -> Sequence[Choice]:
+        """Choices that a run measures; see `TaskKernel`."""
+        return () if self.choice is None else self.choice.rivals
+
     @functools.cached_property
     def first_steps(self) -> int:
         """Steps that are taken one by one before several by a kernel; see `TaskKernel`."""
@@ -312,7 +320,9 @@ class DeviceKernel:
 
     @property
     def _chosen(self) -> Choice | None:
-        return (self.choice or self._predicted) if self._takes_steps else None
+        if not self._takes_steps:
+            return None
+        return self._predicted if self.choice is None else self.choice.choice
 
     @functools.cached_property
     def _predicted(self) -> Choice | None:

@@ -57,12 +57,14 @@ def samples(
     *,
     short: bool = True,
     signed: bool = False,
+    rare: Sequence[float] = (),
 ) -> Iterator[Sample]:
     """Yield samples for a function that may raise on some of them: other cells, then longer axes.
 
     needed: cells that a part has at least along each axis, where memory allows. magnitude: of the cells in
     the middle. short: axes that are not cut may be shorter than the task's; else, results have the
-    task's lengths along them. signed: cells of either sign, in no order, instead.
+    task's lengths along them. signed: cells of either sign, in no order, instead. rare: instead, the value
+    of all cells but the last few, and the values of these.
     """
     small = _small(task, needed, short=short)
     tried = [small]
@@ -73,15 +75,9 @@ def samples(
         tried.append(own)
     elif short and _most_cells(longest := _longest(task, small)) <= MOST_LONG:  # for an index not written
         tried.append(longest)
-    fillings: list[Any] = (
-        [_signed]
-        if signed
-        else [
-            partial(_growing, magnitude),
-            _unit,
-            lambda _rng, shape, dtype, _leading: np.zeros(shape, dtype),
-        ]
-    )
+    fillings: list[Any] = [partial(_growing, magnitude), _unit, partial(_alike, (0.0,))]
+    if signed or rare:
+        fillings = [_signed] if signed else [partial(_alike, rare)]
     for shapes in dict.fromkeys(map(tuple, tried)):
         sized = _with_shapes(task, shapes)
         for fill in fillings if short else reversed(fillings):  # zeros suffice for the types of results
@@ -202,6 +198,23 @@ def _signed(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leadin
         return rng.integers(max(-LARGEST, low), min(LARGEST, high) + 1, shape).astype(dtype)
     found = rng.normal(size=shape)
     return (found if dtype.kind == "f" else found + 1j * rng.permutation(found)).astype(dtype)
+
+
+def _alike(
+    values: Sequence[float], rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leading: int
+) -> HostArray:
+    """Return cells of one value, but for the last ones along the leading axes, which have the others."""
+    within = [
+        value
+        for value in values
+        if dtype.kind not in "iu" or (np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
+    ]
+    found = np.full(shape, within[0] if within[:1] == [*values[:1]] else 0, dtype)
+    for number, value in enumerate(within[1:], 1):
+        if number <= shape[0]:
+            place = (-number, *(-1,) * (leading - 1))
+            found[place] = value
+    return found
 
 
 def _unit(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leading: int) -> HostArray:

@@ -34,6 +34,7 @@ class Device:
     uuid: of a GPU, which unlike its index does not depend on the launcher; "" on a CPU. memory: bytes.
     bandwidth: peak memory bandwidth in bytes per second, read plus written; None if unknown.
     bandwidth_source: how it was determined. compute_capability: 90 for 9.0; 0 on a CPU.
+    software: versions of CUDA's driver and compiler; "" on a CPU.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Device:
     bandwidth: float | None = None
     bandwidth_source: str = ""
     compute_capability: int = 0
+    software: str = ""
 
     def __str__(self) -> str:
         return f"GPU {self.index}" if self.kind == "cuda" else "CPU"
@@ -111,6 +113,9 @@ class Backend(Protocol):
         host: of `host_empty`. moves: (pairs, 2), int32, of the device: from which word to which. In a CUDA
         graph, this is a kernel, where copies would each hold up what comes next.
         """
+
+    def join(self) -> None:
+        """Make the device current in the calling thread."""
 
     def mark(self) -> Any:
         """Record a point in the current stream, for `beside` and `elapsed`."""

@@ -69,6 +69,9 @@ class CpuBackend:
         if len(moves):
             row[moves[:, 1]] = kept[moves[:, 0]]
 
+    def join(self) -> None:
+        pass
+
     def mark(self) -> float:
         return time.perf_counter()
 

@@ -53,6 +53,7 @@ def describe(index: int) -> Device:
         bandwidth=peak or None,
         bandwidth_source="memory clock x bus width",
         compute_capability=10 * properties["major"] + properties["minor"],
+        software=f"driver {cupy.cuda.runtime.driverGetVersion()}, NVRTC {cupy.cuda.nvrtc.getVersion()}",
     )
 
 
@@ -123,6 +124,9 @@ class CudaBackend:
         launch = kernel(HEADERS / "keep_row.cu", "keep_row")
         pointer = np.intp(0 if host is None else host.ctypes.data)
         launch((1,), (32,), (row, np.int32(row.size), pointer, kept, moves, np.int32(len(moves))))
+
+    def join(self) -> None:
+        cupy.cuda.Device(self.device.index).use()
 
     def mark(self) -> Any:
         event = cupy.cuda.Event()

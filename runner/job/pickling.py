@@ -14,6 +14,7 @@ import threading
 from collections import ChainMap
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -24,13 +25,29 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import USER_FILE
 
 LIBRARIES = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+# Ways to name a global or an attribute that the code does not show.
+NAMING = frozenset(
+    (
+        "getattr",
+        "setattr",
+        "hasattr",
+        "vars",
+        "globals",
+        "eval",
+        "exec",
+        "attrgetter",
+        "methodcaller",
+        "__dict__",
+    )
+)
 REGISTRY = threading.RLock()  # cloudpickle's list of modules is the program's
 
 
 def dumps(value: Any, *modules: ModuleType) -> bytes:
     """Return a value, with the functions that it uses, as bytes for `cloudpickle.loads`.
 
-    Jobs, and functions of `modules`, are sent by value, with the globals that they name as they are now.
+    Jobs, and functions of `modules`, are sent by value, with the globals that they name as they are now. Of
+    these modules themselves, only what the functions name is sent.
     """
     with REGISTRY, ExitStack() as stack:
         loaded = [module for name, module in list(sys.modules.items()) if name.startswith(USER_FILE)]
@@ -39,7 +56,7 @@ def dumps(value: Any, *modules: ModuleType) -> bytes:
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
         with io.BytesIO() as file:
-            _Pickler(file).dump(value)
+            _dump(value, file)
             return file.getvalue()
 
 
@@ -87,14 +104,71 @@ def _reduced_by_value(job: Job) -> tuple[Any, ...]:
     return object.__new__, (type(job),), vars(job)
 
 
-def _reduced_module(module: ModuleType) -> tuple[Any, ...]:
-    """Reduce a module that is sent by value: it is imported, and gets the values that it has now."""
-    name = module.__name__
-    if name not in cloudpickle.list_registry_pickle_by_value() or name.startswith(USER_FILE):
-        reduced: tuple[Any, ...] = cloudpickle.Pickler.dispatch_table[ModuleType](module)
-        return reduced
-    values = {key: value for key, value in vars(module).items() if not key.startswith("__")}
-    return _module_called, (name,), values, None, None, _set_values
+class _WithModules:
+    """A value, and after it what its functions use of the modules that they name."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _UsedValues:
+    """What the functions that were sent until now use of modules, and was not sent."""
+
+
+class _Sent:
+    """What one value's pickle has sent until now.
+
+    names: those that the functions' code names: globals, attributes, and texts, for `getattr`. modules: those
+    whose values are sent. values: sent ones, each by its module and name. all_names: a function is called
+    whose code is not sent.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.modules: dict[str, ModuleType] = {}
+        self.values: set[tuple[str, str]] = set()
+        self.all_names = False
+
+    def code(self, code: CodeType) -> tuple[Any, ...]:
+        """Reduce as cloudpickle does, but keep the file: errors name it, and version 3.1.3 leaves it out."""
+        self.names.update(code.co_names, (one for one in code.co_consts if isinstance(one, str)))
+        return _code_of_file, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
+
+    def with_cache(self, function: Any) -> Any:
+        """Reduce a function of `functools.lru_cache`, which the other process imports."""
+        self.all_names = True
+        return function.__reduce__()
+
+    def module(self, module: ModuleType) -> tuple[Any, ...]:
+        """Reduce a module that is sent by value: it is imported, and at the end gets the values of now."""
+        name = module.__name__
+        if name not in cloudpickle.list_registry_pickle_by_value() or name.startswith(USER_FILE):
+            reduced: tuple[Any, ...] = cloudpickle.Pickler.dispatch_table[ModuleType](module)
+            return reduced
+        self.modules[name] = module
+        return _module_called, (name,)
+
+    def with_modules(self, whole: _WithModules) -> tuple[Any, ...]:
+        return _first, (whole.value, _UsedValues())
+
+    def used_values(self, _: _UsedValues) -> tuple[Any, ...]:
+        """Reduce what is used of modules, and after it what that uses."""
+        every = self.all_names or not self.names.isdisjoint(NAMING)
+        used = [
+            (module, name, value)
+            for module in self.modules.values()
+            for name, value in list(vars(module).items())
+            if (every or name in self.names) and not name.startswith("__")
+            if (module.__name__, name) not in self.values
+        ]
+        if not used:
+            return tuple, ()
+        self.values.update((module.__name__, name) for module, name, _ in used)
+        return _set_values, (used, _UsedValues())
+
+
+def _first(value: Any, _: Any) -> Any:
+    return value
 
 
 def _module_called(name: str) -> ModuleType:
@@ -104,13 +178,9 @@ def _module_called(name: str) -> ModuleType:
         return sys.modules.setdefault(name, ModuleType(name))
 
 
-def _set_values(module: ModuleType, values: dict[str, Any]) -> None:
-    vars(module).update(values)
-
-
-def _reduced_code(code: CodeType) -> tuple[Any, ...]:
-    """Reduce as cloudpickle does, but keep the file: errors name it, and version 3.1.3 leaves it out."""
-    return _code_of_file, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
+def _set_values(values: list[tuple[ModuleType, str, Any]], _: Any) -> None:
+    for module, name, value in values:
+        vars(module)[name] = value
 
 
 def _code_of_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
@@ -126,5 +196,15 @@ class _Table(ChainMap[type, Any]):
         raise KeyError(kind)
 
 
-_TABLE = _Table({CodeType: _reduced_code, ModuleType: _reduced_module}, cloudpickle.Pickler.dispatch_table)
-_Pickler: Any = type("_Pickler", (cloudpickle.Pickler,), {"dispatch_table": _TABLE})
+def _dump(value: Any, file: io.BytesIO) -> None:
+    sent = _Sent()
+    own: dict[type, Any] = {
+        CodeType: sent.code,
+        ModuleType: sent.module,
+        type(lru_cache(int)): sent.with_cache,
+        _WithModules: sent.with_modules,
+        _UsedValues: sent.used_values,
+    }
+    table = _Table(own, cloudpickle.Pickler.dispatch_table)
+    pickler: Any = type("_Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
+    pickler(file).dump(_WithModules(value))

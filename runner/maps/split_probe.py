@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -88,11 +89,14 @@ def _refusal(task: Task, backend: Backend, host: str, kept: KeptValues) -> UserE
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         first: tuple[SampleCalls, Results] | None = None
-        began, trials = time.monotonic(), [(magnitude, False) for magnitude in (1.0, *needs.magnitudes)]
-        for magnitude, signed in (*trials, (1.0, True)):
-            if signed and time.monotonic() > began + PATIENCE:
+        began = time.monotonic()
+        kinds: list[dict[str, Any]] = [{"magnitude": one} for one in (1.0, *needs.magnitudes)]
+        # A kernel does not branch on the values of cells.
+        rare = [{"rare": one} for one in needs.rare if task.kernel is None]
+        for kind in (*kinds, {"signed": True}, *rare):
+            if kind not in kinds and time.monotonic() > began + PATIENCE:
                 break
-            for sample in _samples(task, needs.lengths, magnitude, signed=signed):
+            for sample in _samples(task, needs.lengths, kind):
                 calls = SampleCalls(sample, backend, host, kept)
                 whole = calls.whole()
                 if first is None and whole is not None:
@@ -108,10 +112,10 @@ def _refusal(task: Task, backend: Backend, host: str, kept: KeptValues) -> UserE
     return None
 
 
-def _samples(task: Task, lengths: Sequence[int], magnitude: float, *, signed: bool) -> Iterator[Sample]:
-    """Yield the samples, up to the first whose results `out=` cannot declare."""
+def _samples(task: Task, lengths: Sequence[int], kind: dict[str, Any]) -> Iterator[Sample]:
+    """Yield the samples, up to the first whose results `out=` cannot declare. kind: options of `samples`."""
     try:
-        yield from samples(task, lengths, magnitude, signed=signed)
+        yield from samples(task, lengths, **kind)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a user's function may raise anything
@@ -263,7 +267,9 @@ def _rounding(one: HostArray, other: HostArray) -> float | None:
         return None
     wide = np.complex128 if one.dtype.kind == "c" else np.float64
     magnitude = float(np.abs(one.astype(wide)).max())
-    relative = float(np.abs(one.astype(wide) - other.astype(wide)).max()) / magnitude if magnitude else 0.0
+    relative = (
+        float(np.abs(one.astype(wide) - other.astype(wide)).max()) / magnitude if magnitude else math.inf
+    )
     small = relative <= ROUNDING * float(np.finfo(one.dtype).eps)
     return relative if small and math.isfinite(relative) else None
 

@@ -97,6 +97,10 @@ class TaskKernel(Protocol):
         """The most steps of one call of `advance`; 1 if it takes none."""
 
     @property
+    def rivals(self) -> Sequence[Any]:
+        """Choices of kernels of several steps that a run measures, of this one first: `cuda.steps.layout`."""
+
+    @property
     def first_steps(self) -> int:
         """How many steps are taken one by one before `advance` takes several: it computes cells at the ends
         as copies of others, which they are from then on."""

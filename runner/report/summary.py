@@ -125,6 +125,8 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         notes.append(
             f"  {counted(steps['steps_per_kernel'], 'step')} in each kernel, between one read and one write"
         )
+    if steps.get("kernel_choice"):
+        notes += _choice_notes(steps["kernel_choice"])
     if steps.get("copies") == 1:
         notes.append(f"  fields in memory once ({option('copies', 'one')})")
     if steps["passes"]:
@@ -141,6 +143,19 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             text += f", {figure(100 * steps['exchange_fraction'])} % of the loop's time"
         notes.append(text)
         notes += _halo_notes(steps)
+    return notes
+
+
+def _choice_notes(choice: Record) -> list[str]:
+    """Say how the kernel of several steps was chosen, unless it was predicted, as in most runs."""
+    notes = []
+    if choice["ignored"]:
+        notes.append(f"  {choice['ignored']} does not keep a choice for this kernel, and is ignored")
+    if choice["source"] == "kept":
+        notes.append("  kernel: the fastest that an earlier run measured")
+    elif choice["source"] == "measured":
+        text = f"  kernel: measured, {choice['compared']} of {choice['rivals']} choices"
+        notes.append(f"{text}, {choice['speedup']:.2f} times as fast as the predicted one")
     return notes
 
 
@@ -261,9 +276,10 @@ def _notes(record: Record, *, brief: bool = False) -> list[str]:
     if record.get("stages"):
         numbers = list(map(str, record["stages"]))
         has = f"line {numbers[0]} has" if len(numbers) == 1 else f"lines {' and '.join(numbers)} are"
+        whole = "step" if record.get("steps") else "pass"
         notes += [
-            f"  {has} stages of a step: beyond the edges, a stage is made from cells that the",
-            f"  boundary {record['boundary']} made before the step; docs/steps.md: steps of several stages",
+            f"  {has} stages of a {whole}: beyond the edges, a stage is made from cells that the boundary",
+            f"  {record['boundary']} made before the {whole}; docs/steps.md: steps of several stages",
         ]
     for name, nbytes in (record.get("held_whole") or {}).items():
         notes.append(f"  {name}: {bytes_text(nbytes)} on every rank")

@@ -218,7 +218,8 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
         files = FileTraits(True, sink_chunks is not None, file_chunks(run.sources), sink_chunks)
         wall = details["limits"]["wall_seconds"]
         plan = compared_with_plan(run, task, wall, files, streamed=True)
-    computed = computation_of(streamed.task, prepared.fusion)
+    stages = prepared.planned.stages or None
+    computed = computation_of(streamed.task, prepared.fusion, stages=stages)
     known = streamed.task.stored
     return Finished(computed, type_record(known[0]), known, verify=proof, plan=plan, stream=details)
 
@@ -260,7 +261,8 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     ):  # no forecast for images, which one rank reads and writes
         files = FileTraits(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
         plan = compared_with_plan(run, task, wall, files, streamed=False)
-    computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
+    stages = prepared.planned.stages or None
+    computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap, stages=stages)
     rows = [known for one in series for known in one.types]
     stored = task.stored
     return Finished(computed, type_record(stored[0]), stored, rows, verify=proof, plan=plan)

@@ -29,6 +29,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
+from meshrun.runner.maps.called_stages import called_stage_lines
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, halo_plans, no_progress
 from meshrun.runner.maps.kept_values import KeptValues
 from meshrun.runner.maps.same_values import (
@@ -155,7 +156,8 @@ class PlannedTask:
     @cached_property
     def stages(self) -> list[int]:
         """The lines that compute or read a stage beyond the array's edges; see `stage_lines`."""
-        return stage_lines(self.task)
+        traced = stage_lines(self.task)
+        return called_stage_lines(self.task) if traced is None else traced
 
     @cached_property
     def whole_plans(self) -> list[HaloPlan]:
@@ -437,8 +439,8 @@ def agreed_kernel(
 ) -> tuple[Task, Fusion]:
     """Return the task that all ranks compute, and whether it has a kernel.
 
-    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 measures, and for one on the
-    host that may be slower than the function, which rank 0 measures, too. task: without a
+    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 chooses, and for one on the
+    host that may be slower than the function, which rank 0 measures. task: without a
     kernel. alone: of this rank, by `fused_alone`; fusions: of all ranks. mode, steps: as of `fused_alone`.
     Raises UserError if the mode is "require" and there is no kernel.
     """
@@ -458,8 +460,9 @@ def agreed_kernel(
         from meshrun.runner.compiler.device_kernel import DeviceKernel
 
         if isinstance(kernel, DeviceKernel):
+            grid = task.partition.grid
             kernel.choice = world.on_root(
-                lambda: kernel.choice or kernel.measured(world.backend, shape, steps)
+                lambda: kernel.choice or kernel.choose(world.backend.device, shape, steps, grid)
             )
     return alone, fusions[world.rank]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
+    from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
     from meshrun.runner.steps.observers.series import SeriesRows
 
 
@@ -67,6 +68,22 @@ class StepStart:
     state: SavedState | None
     frames: int | None
     sinks: list[Sink]
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """How a kernel of several steps was chosen, for the record.
+
+    source: predicted, measured, or kept by an earlier run. compared: choices that were measured, of so many
+    rivals. speedup: of the fastest over the predicted one. ignored: a file that keeps no choice for this
+    kernel.
+    """
+
+    source: str
+    compared: int | None = None
+    rivals: int | None = None
+    speedup: float | None = None
+    ignored: str | None = None
 
 
 def _start(run: RunContext, prepared: Prepared, additions: Additions | None) -> StepStart:
@@ -257,6 +274,7 @@ def run_in_passes(
         "first": streamed.first,
         "steps_per_exchange": taken.steps_per_pass,
         "steps_per_kernel": fused_steps,
+        "kernel_choice": None,
         "copies": 2,
         "exchanges": 0,
         "exchange_bytes": 0,
@@ -350,6 +368,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         "first": state.step if state else 0,
         "steps_per_exchange": stepper.steps_per_exchange,
         "steps_per_kernel": min(stepper.fused_steps, stepper.steps_per_exchange),
+        "kernel_choice": asdict(choice) if (choice := _kernel_choice(stepper)) else None,
         "copies": start.copies,
         "exchanges": stepper.exchanges,
         "exchange_bytes": exchanged,
@@ -394,6 +413,16 @@ def _series(run: RunContext, task: Task) -> list[SeriesRows]:
     run.world.on_root(lambda: run.transaction.lock(*run.series))
     steps = run.options.steps
     return [SeriesRows(run.world, task, run.series, steps.every or 1, steps.steps or 1)]
+
+
+def _kernel_choice(stepper: Stepper) -> KernelChoice | None:
+    """Return how a GPU's kernel of several steps was chosen."""
+    chosen: ChosenKernel | None = getattr(stepper.task.kernel, "choice", None)
+    if chosen is None or stepper.fused_steps == 1:
+        return None
+    rivals = len(chosen.rivals) if chosen.source == "measured" else None
+    ignored = str(chosen.file) if chosen.unreadable else None
+    return KernelChoice(chosen.source, chosen.compared, rivals, chosen.speedup, ignored)
 
 
 def _abandon(stepper: Stepper, frames: Frames | None, kept: Sequence[KeepsState]) -> None:

@@ -14,6 +14,7 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
+from meshrun.runner.steps.kernel_trial import measuring
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World
 
@@ -46,14 +47,17 @@ def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) 
     for observer in observers:
         observer.begin(stepper)
     stopped = False
-    while stepper.done < steps and not stopped:
-        wanted = [observer.next_step(stepper.done) for observer in observers]
-        target = min([steps, *wanted])
-        stepper.advance(target - stepper.done, last=target == steps, ahead=steps - stepper.done)
-        for observer, step in zip(observers, wanted, strict=True):
-            if step == target and not stopped:
-                stopped = observer.observe(stepper)
-    stepper.settle()
+    with measuring(stepper) as trial:
+        while stepper.done < steps and not stopped:
+            wanted = [observer.next_step(stepper.done) for observer in observers]
+            target = min([steps, *wanted])
+            if trial is not None:
+                trial.take(target - stepper.done, steps - stepper.done)
+            stepper.advance(target - stepper.done, last=target == steps, ahead=steps - stepper.done)
+            for observer, step in zip(observers, wanted, strict=True):
+                if step == target and not stopped:
+                    stopped = observer.observe(stepper)
+        stepper.settle()
     for observer in observers:
         observer.end(stepper)
     return stepper.done

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +34,14 @@ from meshrun.runner.arrays.halo.exchange import (
     received_bytes,
     start_exchange,
 )
-from meshrun.runner.compiler.cuda.steps.layout import Sending
+from meshrun.runner.compiler.cuda.steps.layout import Choice, Sending
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.choices import HaloChoice
 from meshrun.runner.options.loop_rules import USUAL, LoopRules
 from meshrun.runner.plan.steps import LINE, Piece, halo_bytes, read_widths, rows_apart, wide_widths
-from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.task import Task, TaskKernel
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
@@ -88,7 +88,8 @@ class Stepper(StepBlocks[DistributedArray]):
     rules: for loops in the function that a condition ends.
     progress: called with `done`. done: steps taken, including those of an earlier run; taken:
     those of this run. saved: the step of the last checkpoint; None: there is none. exchanges: number of
-    halo exchanges so far.
+    halo exchanges so far. rivals: choices of the task's kernel to measure (`kernel_trial`). eager: CUDA
+    graphs take no steps.
     """
 
     world: World
@@ -108,6 +109,8 @@ class Stepper(StepBlocks[DistributedArray]):
     before_step: BeforeStep | None = field(default=None, init=False)
     taken: int = field(default=0, init=False)
     exchanges: int = field(default=0, init=False)
+    rivals: tuple[Choice, ...] = field(default=(), init=False)
+    eager: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         task, rank = self.task, self.world.rank
@@ -120,6 +123,8 @@ class Stepper(StepBlocks[DistributedArray]):
         )
         fused, self.lowered = counts.per_kernel, counts.lowered
         steps = self.steps_per_exchange = counts.per_exchange
+        self.rivals = counts.rivals
+        steps = self._halo_steps = max([steps, *(one.steps for one in counts.rivals)])
         self.plans = [
             HaloPlan(one.partition, rank, wide_widths(one, steps), *task.beyond(number), widths)
             for number, (one, widths) in enumerate(zip(task.fields, read_widths(task, steps), strict=True))
@@ -160,9 +165,7 @@ class Stepper(StepBlocks[DistributedArray]):
         self.exchanges_by_kernel = False
         self._graphs: dict[tuple[int, int, int], Callable[[], None]] = {}
         self._recording = False
-        most = (*GRAPH_STEPS, self._longest_graph())
-        self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
-        self._scalar_rows = self.scalar_rows(max(*most, steps, fused))
+        self._scalar_rows = self.scalar_rows(max(*GRAPH_STEPS, self._longest_graph(), steps, fused))
         self._until = self._recorded_from = 0  # the step after those to take, and the first of a graph
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
@@ -177,6 +180,12 @@ class Stepper(StepBlocks[DistributedArray]):
         """Return the number of the step that is computed, from 0 on."""
         return self.done
 
+    @property
+    def _graph_cycles(self) -> list[int]:
+        """The cycles of graphs, the most first."""
+        most = (*GRAPH_STEPS, self._longest_graph())
+        return sorted({max(one // self.steps_per_exchange, 1) for one in most}, reverse=True)
+
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
         task = self.task
@@ -186,7 +195,7 @@ class Stepper(StepBlocks[DistributedArray]):
 
     def _any_is_exchanged(self) -> bool:
         """Return whether steps read cells of other ranks, of the inputs that are fed."""
-        widths = read_widths(self.task, self.steps_per_exchange)
+        widths = read_widths(self.task, self._halo_steps)
         return any(
             parts > 1 and width != (0, 0)
             for place in self.fed
@@ -272,7 +281,7 @@ class Stepper(StepBlocks[DistributedArray]):
         fields = [FieldHalos.of(array) for array in self._fed_arrays()]
         pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.stored]
         # Rows of series are computed after the exchange, of what the step has read.
-        handshake = self.steps_per_exchange > 1 or bool(self.overlap) or task.job.series_pass is not None
+        handshake = self._halo_steps > 1 or bool(self.overlap) or task.job.series_pass is not None
         self._device_halos, self.halo_reason = halo_path.open_halos(
             world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
         )
@@ -292,8 +301,8 @@ class Stepper(StepBlocks[DistributedArray]):
         """
         backend, ahead = self.world.backend, max(ahead, steps)
         self._until = self.done + steps
-        cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
+        cycle = self._longest_cycle(steps)
         left = steps - self._first_steps(steps, last=last)
         recorder = self.world.recorder
         name = 0 if recorder is None else recorder.name("step")
@@ -316,6 +325,19 @@ class Stepper(StepBlocks[DistributedArray]):
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
+
+    def use_kernel(self, kernel: TaskKernel, steps: int) -> None:
+        """Take the next steps by another kernel, of `steps` steps, between two cycles.
+
+        At most as many as the halos are wide enough for.
+        """
+        if kernel is self.task.kernel:
+            return
+        self.task = replace(self.task, kernel=kernel)
+        self.fused_steps = self.steps_per_exchange = steps
+        self._prepared.clear()
+        self.bound.clear()
+        self.drop_graphs()
 
     def issue(self, steps: int) -> None:
         """Take the last steps of a run, so many, kernel by kernel: the CUDA graph of others may hold them.
@@ -460,7 +482,7 @@ class Stepper(StepBlocks[DistributedArray]):
         ahead: as of `advance`. Return how many steps; 0 where that is not possible. The host may be needed
         between steps for an exchange through its memory, and for a function that is not one kernel.
         """
-        if not self.is_capturable or self.graph_reason or self.taken < EAGER:
+        if self.eager or not self.is_capturable or self.graph_reason or self.taken < EAGER:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
             left = cycle * passes(left, cycle).get(cycle, 0) if cycle == self.steps_per_exchange else 0
@@ -655,7 +677,7 @@ class Stepper(StepBlocks[DistributedArray]):
     def _rows_kept(self) -> tuple[int, int]:
         """Return the others."""
         rows, (low, high) = self.region.shape[0], self.task.widths[0]
-        return self.steps_per_exchange * high, rows - self.steps_per_exchange * low
+        return self._halo_steps * high, rows - self._halo_steps * low
 
     def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
         self._compute(self._rows(*rows), self.keep_finals, copied=copied)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshrun.runner.compiler.cuda.steps.layout import DEVICE_MEMORY
+from meshrun.runner.compiler.cuda.steps.layout import DEVICE_MEMORY, Choice
 from meshrun.runner.plan.steps import halo_bytes, read_widths
 from meshrun.runner.plan.task import Task
 
@@ -32,13 +32,16 @@ class StepCounts:
     per_kernel: steps that one kernel takes at most; 1: each step is a pass of its own. per_exchange: steps
     between two halo exchanges, by one kernel or several; where nothing is exchanged, those of one. lowered: why
     per_exchange is fewer than what was asked for; "" if it is not. handed_on: the fields that share their two
-    blocks with another, {before: now}; see `steps.blocks`. Their next values are not written.
+    blocks with another, {before: now}; see `steps.blocks`. Their next values are not written. rivals: the
+    choices of the kernel that the run measures (`steps.kernel_trial`), if there are several: the blocks have
+    halos for the steps of each.
     """
 
     per_kernel: int
     per_exchange: int
     lowered: str = ""
     handed_on: Mapping[int, int] = field(default_factory=dict)
+    rivals: tuple[Choice, ...] = ()
 
     @property
     def at_once(self) -> int:
@@ -94,7 +97,12 @@ def choose_steps(
         steps, lowered = around, f"the halo of {steps} steps reaches around the array"
     between = steps if limit or fused > 1 else 1
     single = fused == 1 and between <= HANDED_ON and not one_copy and not in_chunks
-    return StepCounts(fused, between, lowered, _handed_on(task) if single else {})
+    rivals: tuple[Choice, ...] = ()
+    if kernel is not None and fused == between > 1 and not (asked or one_copy or in_chunks):
+        rivals = tuple(one for one in kernel.rivals if not 0 < limit < one.steps)
+    if len(rivals) < 2:
+        rivals = ()
+    return StepCounts(fused, between, lowered, _handed_on(task) if single else {}, rivals)
 
 
 def _handed_on(task: Task) -> Mapping[int, int]:

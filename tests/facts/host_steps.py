@@ -19,11 +19,11 @@ from numpy_kernel import pass_and_store, with_ends
 from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Sides
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import StepKernel
-from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.operations import KERNELS
 from meshrun.runner.compiler.trace.evaluate import evaluate
-from meshrun.runner.device.api import Backend
+from meshrun.runner.device.api import Device
 from meshrun.runner.region import Shape
 
 GXX = shutil.which("g++")
@@ -100,7 +100,7 @@ class HostStepKernel(DeviceKernel):
     ) -> Callable[[], None]:
         return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 
-    def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
+    def choose(self, device: Device, shape: Shape, steps: int, grid: Shape = ()) -> ChosenKernel | None:
         return self.choice
 
     def _step_kernel(

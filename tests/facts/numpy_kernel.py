@@ -35,6 +35,7 @@ class NumpyKernel:
 
     takes_rows = True
     first_steps = 0
+    rivals = ()
     capturable = True
     sends = False
     advance: Any = DeviceKernel.advance

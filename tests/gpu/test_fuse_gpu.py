@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ from hypothesis import strategies as st
 from packed_cases import SMALL, of_floats, of_integers, of_neighbours, of_sums
 from random_programs import programs
 
+import meshrun
 from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
+from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis
-from meshrun.runner.compiler.cuda.steps.tuning import MEASURED, choices
+from meshrun.runner.compiler.cuda.steps.tuning import choices
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components
 from meshrun.runner.compiler.trace.trace import trace
+from meshrun.runner.run import prepare
+from meshrun.runner.steps import kernel_trial
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -119,15 +124,23 @@ def test_choices_take_the_steps_of_numpy(dtype: str, boundary: str) -> None:
             same(steps_of(kernel, start, choice.steps), wanted)
 
 
-def test_a_measured_choice_is_one_of_the_fastest_as_predicted() -> None:
-    from meshrun.runner.device.cuda import CudaBackend
-
-    program = trace(heat, [Operand("u", np.dtype("f4"))], ((1, 1),) * 2, {}, frozenset(), ["v"])
-    kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,))
-    shape = (512, 512)
-    found = kernel.measured(CudaBackend(0), shape, 10**12)
-    assert found in choices(program, [0], shape)[:MEASURED]
-    assert kernel.measured(CudaBackend(0), shape, 2) == found
+def test_a_long_run_measures_its_kernel_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of choices that take turns are those of the predicted one, also with the kept one."""
+    monkeypatch.setattr(kernel_trial, "FIRST_QUESTION", 0.01)
+    monkeypatch.setattr(step_tuning, "MEASURED", 2)
+    job = meshrun.map_blocks(halo=1, boundary="wrap")(heat)
+    start = np.random.default_rng(3).random((8192, 8192), np.float32)
+    np.save(tmp_path / "in.npy", start)
+    found = []
+    for steps, folder in ((400_000, "cache"), (400, "cache"), (400, "empty")):  # to compile takes seconds
+        monkeypatch.setattr(prepare, "_PLANNED", {})
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
+        monkeypatch.setattr(step_tuning, "WORTH_MEASURING", 0.01 if steps > 400 else 1e9)
+        path = tmp_path / f"{len(found)}.npy"
+        record = job.run(tmp_path / "in.npy", path, steps=steps, device="cuda")
+        found.append((record["steps"]["kernel_choice"]["source"], np.load(path)))
+    assert [source for source, _ in found] == ["measured", "kept", "predicted"]
+    same(found[1][1], found[2][1])
 
 
 ROOTS = """

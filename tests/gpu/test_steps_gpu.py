@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 
 import meshrun
+from meshrun.runner.compiler.cuda.steps.layout import Axis, Tuning, layout_of
+from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.device_kernel import DeviceKernel
+from meshrun.runner.compiler.trace.graph import Operand
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.job.discover import find
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
@@ -38,6 +43,48 @@ def warmed(block: Any) -> Any:
     sides = block[:-2, 1:-1, 1:-1] - 0.5 * block[2:, 1:-1, 1:-1] + 0.75 * block[1:-1, :-2, 1:-1]
     sides = sides + 0.3 * block[1:-1, 2:, 1:-1] - 0.2 * block[1:-1, 1:-1, :-2] + block[1:-1, 1:-1, 2:]
     return 0.4 * (block[1:-1, 1:-1, 1:-1] + sides)
+
+
+@meshrun.map_blocks(halo=2, outputs=2)
+def carried(block: Any, other: Any) -> Any:
+    """Two stages, of which several rows read the first; it divides, also by zero."""
+    ratio = other[:, 1:-1] / block[:, 1:-1]
+    flow = ratio * ratio * other[:, 1:-1] + 0.5 * block[:, 2:] * block[:, :-2]
+    inner = (slice(2, -2), slice(2, -2))
+    after = block[inner] - 0.05 * (flow[3:-1, 1:-1] - flow[1:-3, 1:-1])
+    return after, 0.25 * (other[inner] + flow[2:-2, 2:] - flow[2:-2, :-2])
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("columns", [2, 4])
+def test_stages_are_kept_in_a_kernel_of_several_steps(boundary: str, steps: int, columns: int) -> None:
+    import cupy
+
+    shape, rng = (77, 512), np.random.default_rng(steps)
+    fields = [1 + rng.random(shape, np.float32), rng.random(shape, np.float32) - np.float32(0.5)]
+    fields[1][20:40] = 0
+    for number, value in enumerate([0, 1e-40, 3e38, np.inf, np.nan, -0.0, 1e-30]):
+        fields[number % 2][50 + number, 60 * number + 3] = value
+    inputs = [Operand(name, np.dtype(np.float32)) for name in ("block", "other")]
+    widths = ((2, 2), (2, 2))
+    program = trace(carried.function, inputs, widths, {}, frozenset(), ["a", "b"])
+    tuning = Tuning(columns, ahead=3, blocks=2, vectors=True, keeps=True)
+    kernel = DeviceKernel(program, widths, "strict", (0, 1), boundary, 9, Choice(steps, tuning))
+    assert layout_of(kernel.program, (0, 1)).kept
+    given = [cupy.asarray(field) for field in fields]
+    outs = [cupy.empty_like(field) for field in given]
+    kernel.bind_steps(steps, given, outs, [Axis(length, 0, length) for length in shape])()
+    more = {"constant_values": 9} if boundary == "constant" else {}
+    for _ in range(steps):
+        with np.errstate(all="ignore"):
+            blocks = [np.pad(field, 2, PAD.get(boundary, "constant"), **more) for field in fields]
+            fields = list(carried.function(*blocks))
+    for out, field in zip(outs, fields, strict=True):
+        found = out.get()
+        assert np.array_equal(np.isnan(found), np.isnan(field))
+        same = found.view(np.uint32) == field.view(np.uint32)
+        assert np.all(same | np.isnan(field))
 
 
 @meshrun.map_blocks(halo=4, outputs=2, cval=9)

@@ -150,7 +150,11 @@ def estimate_rungs(plan: Plan, topology: Topology, costs: CallCosts) -> dict[Run
         if cost := costs.get(one.key):
             needed = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
             times = max(needed / one.repeats, 1)
-            found[one.key[0]] += one.count * times * cost.seconds(work(one.key, one.nbytes), one.samples)
+            each = cost.seconds(work(one.key, one.nbytes), one.samples)
+            taken = one.count * times * each
+            if taken and one.judged and one.key[0] == "host pairs":  # as in `InterNode.paced`
+                taken = max(taken, plan.first_span * (one.count - 1) / one.count + each)
+            found[one.key[0]] += taken
     return found
 
 

@@ -91,6 +91,9 @@ class Ladder:
         self.wrong: list[WrongData] = []
         self.curves: list[RateCurve] = []
         self.least, self.rates_again = least, dict[tuple[RungName, str], Mapping[int, float]]()
+        self.of_loads = dict[
+            tuple[RungName, str], set[int]
+        ]()  # ranks below these while others load the fleet
         self.gaps = 0  # sentences of `not_judged` that make the verdict unknown; they come first
         self.ended = ""
         parts = count_parts(probe.places, probe.hosts, probe.unit)
@@ -301,12 +304,22 @@ class Ladder:
         slow = {rank: rate for rank, rate in rates.items() if rate < least and rank not in explained}
         if not slow:
             return
+        loaded = isinstance(measurement, InterNode) and (measurement.loaded or measurement.loaded_hosts)
         try:
             again = look_again(measurement, table, work, slow, least)
         except TimeUpError:
+            if loaded:
+                self.of_loads[name, what] = {*slow}
             self.note_time_up(name, what)
             return
+        if loaded:
+            self.of_loads[name, what] = {rank for rank in slow if again.best[rank] < least}
         self.rates_again[name, what] = again.best
+        if count := len(self.of_loads.get((name, what), ())):
+            self.note_not_judged(
+                f"{name}: {what} of {counted(count, self.topology.unit)} below the usual rate while others "
+                "load the fleet; validate it again while it is idle"
+            )
         if count := len(again.undecided):
             rate, unit = rate_text(least, unit_of(what)), unit_name(unit_of(what))
             some = f"{what} of {counted(count, self.topology.unit)}"

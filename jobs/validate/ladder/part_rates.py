@@ -54,8 +54,10 @@ def best_rates(ladder: Ladder) -> BestRates:
         best = rates_of_ranks(table, work, topology.ranks)
         if not has_rates_of_ranks(name, topology, ladder.plan):
             best = dict.fromkeys(best, float(np.quantile(list(best.values()), BEST_QUARTER)))
-        again = ladder.rates_again.get((name, what), {})
-        found[name, what] = {rank: max(rate, again.get(rank, 0.0)) for rank, rate in best.items()}
+        again, unjudged = ladder.rates_again.get((name, what), {}), ladder.of_loads.get((name, what), set())
+        found[name, what] = {
+            rank: max(rate, again.get(rank, 0.0)) for rank, rate in best.items() if rank not in unjudged
+        }
     return found
 
 

@@ -462,17 +462,19 @@ def ranks_of(table: Observations, rows: Mask) -> list[int]:
 class ChangingLooks:
     """changing: looks in which a part was slow and fast. by_noise: share of looks that noise makes so.
 
-    suspects: parts that were looked at, each of which may be called intermittent by chance.
+    suspects: parts that were looked at, each of which may be called intermittent by chance. witnessed: a
+    healthy NIC of the host was measured in the same looks, of which only those count in which it was fast.
     """
 
     changing: int
     looks: int
     by_noise: float = 0.0
     suspects: int = 1
+    witnessed: bool = False
 
     @property
     def intermittence(self) -> float:
-        return intermittence(self.changing, self.looks, self.by_noise)
+        return intermittence(self.changing, self.looks, self.by_noise, self.witnessed)
 
     @property
     def is_sure(self) -> bool:
@@ -481,7 +483,11 @@ class ChangingLooks:
 
 
 def changing_looks(
-    table: Observations, rows: Mask, begin: int = 0, trusted: Mask | None = None
+    table: Observations,
+    rows: Mask,
+    begin: int = 0,
+    trusted: Mask | None = None,
+    steady: Collection[int] | None = None,
 ) -> ChangingLooks:
     """Count the looks in which a part was slow with several partners (or with the only one, in several
     measurements), but not all of the time.
@@ -490,10 +496,15 @@ def changing_looks(
     other suspects, do not count. begin: the first that does. trusted: rows of healthy parts (None: all other
     rows). The load of others takes longer than a look, or slows one partner. Of
     a part that is always slow in one direction, no look is changing.
+
+    steady: looks in which another NIC of the host was fast, which alone count: what slows the part in them
+    is not a load of the host. A part that is slow for whole looks counts too, unless it is in most.
     """
     of_looks = table.retested & (table.look >= begin)
+    if steady is not None:
+        of_looks &= np.isin(table.look, list(steady))
     rows, others = rows & of_looks, of_looks & ~rows & (True if trusted is None else trusted)
-    late, changing, by_noise = is_late(table.slow, table.count), 0, 0.0
+    late, changing, whole_looks, by_noise = is_late(table.slow, table.count), 0, 0, 0.0
     looks, flows = np.unique(table.look[rows], return_counts=True)
     looks = looks[flows >= LEAST_FLOWS]
     alone = len(ranks_of(table, rows)) == FEW
@@ -510,9 +521,15 @@ def changing_looks(
         needed, by_chance = partners_needed(chance, witnesses)
         by_noise += by_chance / len(looks)
         changing += seen >= needed and not always
-    if len(looks) > 1 and one_way(table, rows):
+        whole_looks += seen >= needed and bool(always)
+    # Slow for whole looks beside a steady NIC, but in few of them. One that is in most is always slow, or
+    # changes within looks.
+    witnessed = steady is not None and 2 * (changing + whole_looks) <= len(looks)
+    if witnessed:
+        changing += whole_looks
+    elif len(looks) > 1 and one_way(table, rows):
         changing = 0
-    return ChangingLooks(changing, len(looks), by_noise)
+    return ChangingLooks(changing, len(looks), by_noise, witnessed=witnessed)
 
 
 def usual_lates(look: Ints, late: Mask, whole: Mask) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from meshrun.jobs.validate.measurements.schedule import (
 from meshrun.jobs.validate.topology import Ints, Topology
 
 PARTNERS = 4  # of each suspect in a retest
+WITNESS_PARTNERS = 2  # of the NIC that is measured with a suspect of the same host: one may be loaded
 CONTROLS = 8  # healthy flows of each class that are measured with the suspects
 CANDIDATES = 32  # ranks from which these are drawn
 NEAR_ROUNDS = MANY_MEASUREMENTS  # of flows inside groups, at most: enough that a median shows a NIC
@@ -134,6 +135,20 @@ class FlowSchedule:
                 for rank in few
                 for other in self.partners(rank, suspects, count, far, over_nvlink)
             ]
+        return [flow for a, b in pairs for flow in ((a, b), (b, a))]
+
+    def witness_flows(self, host: int, slow: set[int], suspects: set[int]) -> list[tuple[int, int]]:
+        """Return flows, in both directions, of a NIC of this host that may not be slow; [] if there is none.
+
+        They are slow in the looks in which others load the host. slow: ranks of parts that are no links.
+        """
+        own = self.topology.on(host)
+        own = own[self.topology.owner[own] == own]
+        healthy = own[~np.isin(own, list(slow))]
+        if not len(healthy):
+            return []
+        rank = int(self.random.choice(healthy))
+        pairs = [(rank, other) for other in self.partners(rank, suspects, WITNESS_PARTNERS)]
         return [flow for a, b in pairs for flow in ((a, b), (b, a))]
 
     def partners(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +16,11 @@ from meshrun.jobs.measure.outliers import (
     STANDARD_ERRORS,
     Floats,
     is_erratic,
+    looks_of_loaded,
     row_medians,
     sample_noise,
     samples_to_clear,
+    slow_sample_threshold,
 )
 from meshrun.jobs.validate.localize.flow_network import LINKS, FlowNetwork
 from meshrun.jobs.validate.localize.intermittent import SlowShares, shares_of_nics
@@ -40,6 +44,7 @@ from meshrun.jobs.validate.localize.set_cover import (
 from meshrun.jobs.validate.measurements.flow_schedule import PARTNERS, FlowSchedule
 from meshrun.jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
+    Measure,
     joined,
     measure_first,
     repeats_needed,
@@ -69,6 +74,7 @@ LATER_PAUSES = 3
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PAIR_REPEATS = 4  # measurements of a flow in a look, if a suspect is shown with one partner only
 BETWEEN = (*LINKS, "path")  # kinds that may rest on a single pair of flows
+MOST_PASSES = 12  # of the first measurement over its span: some within each episode of 4 s in 24 s
 SCREENED_HOSTS = 8  # from which on there are enough others
 SCREENS = 16  # of suspects of these kinds, at most
 SCREENED = 0.25  # share of them that a screen must clear for another: all take at most 4 times the first
@@ -76,6 +82,8 @@ SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at
 OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow while others load a host
 OF_LOADS = ("nic", "send", "receive", "host", "host send", "host receive", *BETWEEN)  # or seem to be
 LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
+WITNESSED = ("nic", "send", "receive", "flap", *BETWEEN)  # kinds that leave other NICs of a host fast
+FLAP_PAUSES = 0.5  # times the usual pause: episodes of 5 s are seen in a look at least
 MANY_HOSTS = 20  # from which on loads of other hosts show that others load the fleet, in the first looks
 LOADED_HOSTS = 2  # others that were slow for a while only, which show that others load the fleet
 UNSTEADY = 3.0  # tolerances between the levels of two looks, which no fault of a part makes
@@ -95,10 +103,12 @@ def first_samples(rounds: int, plan: Plan) -> tuple[int, int]:
     """Return samples of a round in a call, and in how many calls each of so many rounds is measured.
 
     With few rounds each takes many samples. A call of all of them would show one moment of the fleet; a NIC
-    is seen in as many moments as in a retest.
+    is seen in as many moments as in a retest, or, over the plan's `first_span`, in up to MOST_PASSES of them.
     """
     samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(rounds, 1)))
     calls = math.ceil(RETEST_REPEATS / max(rounds, 1))
+    if plan.first_span:
+        calls = max(calls, min(samples // plan.samples, MOST_PASSES))
     return math.ceil(samples / calls), calls
 
 
@@ -125,6 +135,7 @@ class InterNode(RungMeasurement):
         self.looks_of: dict[int, set[int]] = {}  # in which a rank was part of a suspect
         self.flaps = set[PartName]()  # suspects that were looked at for being slow at times
         self.looked = 0
+        self.witnessed: dict[int, dict[int, tuple[float, float]]] = {}  # levels, by host and look
         self.loaded = set[PartName]()  # suspects that were slow for a while, as by others' load
         self.cleared_hosts = set[int]()  # hosts with NICs that were slow at first only
         self.first: Observations  # table, of the first measurement
@@ -171,14 +182,15 @@ class InterNode(RungMeasurement):
         # Noise that hides single pairs of many hides no NIC, and split rounds take as long as more hosts.
         as_many = self.schedule.subrounds * self.topology.hosts
         again = self.schedule.subrounds == 1 or as_many < self.plan.all_pairs_hosts
-        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats, again)
+        paced = self.paced(len(rounds) * repeats)
+        seconds, self.noise = measure_first(paced, rounds, samples, self.plan, longer, repeats, again)
         self.first = self.tabulated(rounds, seconds)
         self.network.find_groups(self.first)
         if self.network.far.any():
             met_by_chance = self.topology.hosts > self.plan.full_mesh_hosts
             inside = list(self.schedule.near_rounds(rounds if met_by_chance else ()))
             # Only these show a NIC that is slow at times, for all of a NIC's samples together.
-            plan = replace(self.plan, samples_per_nic=NEAR_SAMPLES * self.plan.samples_per_nic)
+            plan = replace(self.plan, samples_per_nic=NEAR_SAMPLES * self.plan.samples_per_nic, first_span=0)
             samples, repeats = first_samples(len(inside), plan)
             more, noise = measure_first(self.sample, inside, samples, plan, longer, repeats)
             rounds, seconds = self.without(inside, rounds, seconds)
@@ -345,18 +357,26 @@ class InterNode(RungMeasurement):
         spacing = self.plan.retest_span / RETEST_REPEATS
         if self.isolated is not None:  # looks at a host decide about its NICs too
             left = self.undecided(left, self.isolated, begin)
+        single = {rank for name in left if name[0] not in LINKS for rank in self.network.ranks(name)}
+        witnesses = {
+            host: self.schedule.witness_flows(host, single, self.suspects)
+            for host in sorted(self.hosts_of([name for name in left if name[0] in WITNESSED]))
+        }
         due = self.probe.clock()
         while left and self.looked - begin < MOST_LOOKS:
             enough = self.looked - begin >= RETEST_REPEATS
             with_flaps = any(name[0] == "flap" for name in left)
-            due += spacing * (LATER_PAUSES if enough and not with_flaps else 1)
+            due += spacing * (FLAP_PAUSES if with_flaps else LATER_PAUSES if enough else 1)
             for rank in {rank for name in left for rank in self.network.ranks(name)}:
                 self.looks_of.setdefault(rank, set()).add(self.looked)
             of_left = [flow for name in left for flow in shown[name]]
+            seen = {host: witnesses.get(host, []) for host in sorted(self.hosts_of(left))}
             few = [shown[name] for name in left if name[0] == "flap" and is_one_pair(shown[name])]
             of_pairs = {flow for pair in few for flow in pair}
             controls = self.schedule.of_classes(controls, of_left)
-            wanted = [*dict.fromkeys([*of_left, *controls]), *sorted(of_pairs) * (PAIR_REPEATS - 1)]
+            of_witnesses = [flow for of_host in seen.values() for flow in of_host]
+            wanted = [*dict.fromkeys([*of_left, *of_witnesses, *controls])]
+            wanted += sorted(of_pairs) * (PAIR_REPEATS - 1)
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.schedule.random.permutation(len(wanted))]
             try:
@@ -376,6 +396,8 @@ class InterNode(RungMeasurement):
             self.isolated = tabulate(
                 self.flows, self.seconds, self.retest_siblings, self.plan, retested=True, looks=self.look_of
             )
+            for host, of_host in seen.items():
+                self.add_witness(host, of_host)
             if self.looked == begin + 1:
                 shown = self.shown_flows(shown, self.isolated)
             left = self.undecided(left, self.isolated, begin)
@@ -384,9 +406,49 @@ class InterNode(RungMeasurement):
         # Noise, and the loads of many hosts behind one switch, change from look to look.
         for name in [name for name in slow if name[0] in OF_LOADS and self.shows_loads()]:
             levels = self.levels_by_look(self.isolated, kinds, name, begin)
-            if passed(levels, self.plan.tolerance):
+            if self.may_be_loaded(name) and passed(levels, self.plan.tolerance):
                 self.loaded.add(name)
         return [name for name in slow if name not in self.loaded]
+
+    def add_witness(self, host: int, flows: Sequence[tuple[int, int]]) -> None:
+        """Add the levels of the flows that tell, in the last look, whether others load this host: that of its
+        faster partner, and of the slowest flow."""
+        table, size = self.isolated, self.topology.ranks
+        assert table is not None
+        last = np.flatnonzero(table.look == self.looked - 1)
+        pair = np.sort(np.stack([table.a[last], table.b[last]]), axis=0)
+        pair = pair[0] * size + pair[1]
+        levels = [
+            table.level[last[pair == min(flow) * size + max(flow)]]
+            for flow in flows[::2]
+            if flow[0] != flow[1]
+        ]
+        levels = [each for each in levels if len(each)]
+        if levels:
+            of_look = self.witnessed.setdefault(host, {})
+            of_look[self.looked - 1] = (
+                min(float(np.median(each)) for each in levels),
+                max(float(each.max()) for each in levels),
+            )
+
+    def witnesses_of(self, name: PartName) -> list[dict[int, tuple[float, float]]]:
+        """Return the witnesses of the hosts of a suspect; none if there is none of one of the hosts."""
+        of_hosts = [self.witnessed.get(host, {}) for host in self.hosts_of([name])]
+        return of_hosts if name[0] in WITNESSED and all(of_hosts) else []
+
+    def may_be_loaded(self, name: PartName) -> bool:
+        """Return whether others may have loaded a host of a suspect in some looks."""
+        of_hosts = self.witnesses_of(name)
+        levels = [level for of in of_hosts for level, _ in of.values()]
+        return not of_hosts or max(levels) > self.plan.tolerance
+
+    def steady_looks(self, name: PartName) -> list[int] | None:
+        """Return the looks in all of which others loaded none of the hosts of a suspect; None: not known."""
+        of_hosts = self.witnesses_of(name)
+        looks = set.intersection(*map(set, of_hosts)) if of_hosts else set()
+        fast = slow_sample_threshold(self.noise, self.plan.tolerance)
+        steady = [look for look in looks if all(of[look][1] < fast for of in of_hosts)]
+        return sorted(steady) or None
 
     def shows_loads(self) -> bool:
         """Return whether levels of looks tell a load from a fault: noise does not make them differ as much.
@@ -399,14 +461,15 @@ class InterNode(RungMeasurement):
     def levels_by_look(
         self, table: Observations, kinds: Sequence[PartKind], name: PartName, begin: int
     ) -> Floats:
-        """Return the median level of a suspect in each look from `begin` on."""
-        through = rows_through(kinds, name) & (table.look >= begin)
-        return np.array(
-            [
-                np.median(table.level[through & (table.look == look)])
-                for look in np.unique(table.look[through])
-            ]
-        )
+        """Return the median level of a suspect in each look from `begin` on.
+
+        Where others loaded a host of it: by how much it was slower than another NIC of the host.
+        """
+        through, of_hosts = rows_through(kinds, name) & (table.look >= begin), self.witnesses_of(name)
+        looks = np.unique(table.look[through]).tolist()
+        levels = [float(np.median(table.level[through & (table.look == look)])) for look in looks]
+        loads = [max((of[look][0] for of in of_hosts if look in of), default=0.0) for look in looks]
+        return np.array(levels) - np.where(np.array(loads) > self.plan.tolerance, loads, 0.0)
 
     def hosts_of(self, names: Sequence[PartName]) -> set[int]:
         return {int(self.topology.host[rank]) for name in names for rank in self.network.ranks(name)}
@@ -414,15 +477,18 @@ class InterNode(RungMeasurement):
     def looks_needed(self, name: PartName, levels: Floats) -> int:
         """Return how many looks at a suspect decide that it is slow. levels: of its looks so far.
 
-        MOST_LOOKS if others load the fleet: the suspect, or a NIC of another host, was slow for a while only.
-        Of few hosts, a NIC is slow for a while if its partner is. A load that changes too often is noise.
+        MOST_LOOKS if it was slow in some looks only, or if others load the fleet and no other NIC of its
+        hosts shows whether they load these. Of few hosts, a NIC is slow for a while if its partner is. A load
+        that changes too often is noise.
         """
         if name[0] not in OF_LOADS or not self.shows_loads():
             return RETEST_REPEATS
-        many = self.topology.hosts >= LEAST_BUSY
-        changed = passed(levels, self.plan.tolerance, 1)
-        loaded = changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
-        if loaded:
+        if passed(levels, self.plan.tolerance, 1):
+            return MOST_LOOKS
+        if self.witnesses_of(name):  # steady: a fault that does not come and go
+            steady = not len(levels) or np.ptp(levels) < self.plan.tolerance
+            return RETEST_REPEATS if steady else self.plan.load_looks
+        if self.topology.hosts >= LEAST_BUSY and self.cleared_hosts - self.hosts_of([name]):
             return MOST_LOOKS
         return self.plan.load_looks if self.topology.hosts < MANY_HOSTS else RETEST_REPEATS
 
@@ -449,7 +515,9 @@ class InterNode(RungMeasurement):
                 looks = sorted(self.looks_of.get(name[1], ()))
                 through = rows_through(kinds, nic_of(name)) & np.isin(table.look, looks)
                 alike = healthy & np.isin(of_kind, of_kind[through])
-                looked = replace(changing_looks(table, through, trusted=alike), suspects=len(self.flaps))
+                steady = self.steady_looks(name)
+                looked = changing_looks(table, through, trusted=alike, steady=steady)
+                looked = replace(looked, suspects=len(self.flaps))
                 self.looks_at[name[1]] = looked
                 decided = looked.is_sure or looked.intermittence <= LOADED_UP_TO
             else:
@@ -458,7 +526,9 @@ class InterNode(RungMeasurement):
                 # A part that is slow in most looks is not fast in two of five.
                 decided = bool(fast > (1 - self.plan.slow_share) * RETEST_REPEATS)
                 # Slow in a look by itself, unlike a suspect that was slow at first because of its partners.
-                if decided and name[0] in OF_HOSTS and levels.max() > self.plan.tolerance:
+                slow = name[0] in OF_HOSTS and levels.max(initial=0) > self.plan.tolerance
+                # A host is not slow at first because of its partners.
+                if decided and (name[0] == "host" or (slow and self.may_be_loaded(name))):
                     self.cleared_hosts |= self.hosts_of([name])
                 decided = decided or count >= self.looks_needed(name, levels)
             if not decided:
@@ -526,6 +596,23 @@ class InterNode(RungMeasurement):
     def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.probe.flows(flows, self.nbytes, samples)
 
+    def paced(self, calls: int) -> Measure[Ints]:
+        """Return `sample`, but so many calls begin at equal distances over the plan's `first_span`.
+
+        Without enough time left for a wait, it does not wait.
+        """
+        begin, number = self.probe.clock(), itertools.count()
+
+        def sample(flows: Ints, samples: int) -> Seconds:
+            done = min(next(number) / calls, 1.0)
+            pause = self.plan.first_span * done - (self.probe.clock() - begin)
+            if pause > 0:
+                with suppress(TimeUpError):
+                    self.probe.wait(pause)
+            return self.sample(flows, samples)
+
+        return sample
+
     def retest_siblings(self, a: Ints, b: Ints) -> Siblings:
         suspect = np.isin(np.arange(self.topology.ranks), list(self.suspects))
         return Siblings(self.network.flow_kind(a, b), None, 0.2, ~suspect[a] & ~suspect[b])
@@ -535,11 +622,7 @@ class InterNode(RungMeasurement):
         if kind == "leaf":
             leaf = self.network.leaves[key]
             return replace(found, ranks=tuple(leaf.ranks.tolist()), or_ranks=tuple(leaf.others.tolist()))
-        own_hosts = self.hosts_of([found.name])
-        # In a fleet that others load, every load has to pass before a slow part is a faulty one.
-        busy_hosts = self.hosts_of([name for name in self.loaded if name[0] in OF_HOSTS]) - own_hosts
-        looks = min(len(self.looks_of.get(rank, ())) for rank in self.network.ranks(found.name))
-        if kind in OF_LOADS and len(busy_hosts) >= LOADED_HOSTS and looks < MOST_LOOKS:
+        if kind in (*OF_LOADS, "both") and self.is_load(found.name):
             self.loaded.add(found.name)
             return None
         if kind == "path" and self.network.only_pair(*divmod(key, self.topology.ranks)):
@@ -551,10 +634,58 @@ class InterNode(RungMeasurement):
         # or end during looks seem to be a flap.
         sure = np.array([nic for nic, looks in self.looks_at.items() if looks.is_sure], np.int64)
         several = np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1
-        if several or len((self.cleared_hosts | busy_hosts) - own_hosts) >= LOADED_HOSTS:
+        others = self.loaded_hosts - self.hosts_of([found.name])
+        if several or (not self.looks_at[key].witnessed and len(others) >= LOADED_HOSTS):
             self.loaded.add(found.name)
             return None
         return replace(found, p99=self.tails(key))
+
+    @property
+    def loaded_hosts(self) -> set[int]:
+        """The hosts that others loaded for a while."""
+        changing = {
+            host
+            for host, looks in self.witnessed.items()
+            if len({level > self.plan.tolerance for level, _ in looks.values()}) > 1
+        }
+        return (
+            changing | self.cleared_hosts | self.hosts_of([one for one in self.loaded if one[0] in OF_HOSTS])
+        )
+
+    def is_load(self, name: PartName) -> bool:
+        """Return whether a part that seems to be slow may only be loaded by others.
+
+        Another NIC of the host tells. Where there is none, a host that others loaded at other times may be
+        loaded again; and while others load the fleet, a load of them that lasts as usual must be unlikely to
+        last for as many looks as the part was slow in.
+        """
+        assert self.isolated is not None or self.paired is not None
+        if self.isolated is not None and self.witnesses_of(name):
+            levels = self.levels_by_look(self.isolated, self.part_kinds(self.isolated), name, 0)
+            slow = levels > self.plan.tolerance / 2  # and not only because of the load
+            rarely = bool(np.count_nonzero(slow) < self.plan.slow_share * len(slow))
+            return rarely and self.may_be_loaded(name)
+        own = self.hosts_of([name])
+        others = self.loaded_hosts - own
+        if own & self.loaded_hosts:
+            return True
+        looks = min(len(self.looks_of.get(rank, ())) for rank in self.network.ranks(name))
+        return len(others) >= LOADED_HOSTS and looks < self.looks_of_loads(others)
+
+    def looks_of_loads(self, hosts: Collection[int]) -> float:
+        """Return in how many looks a part must be slow, so that it is no load like those of these hosts.
+
+        From the share of the looks at a loaded host after which it is still loaded in the next one.
+        """
+        stays = slow_looks = 0
+        if self.isolated is not None:
+            kinds = self.part_kinds(self.isolated)
+            for host in hosts:
+                levels = self.levels_by_look(self.isolated, kinds, ("host", host), 0)
+                slow = np.concatenate([[True], levels > self.plan.tolerance])  # it was at first
+                stays += int(np.count_nonzero(slow[:-1] & slow[1:]))
+                slow_looks += int(np.count_nonzero(slow[:-1]))
+        return looks_of_loaded(stays, slow_looks, self.topology.hosts)
 
     def tails(self, nic: int) -> tuple[float, float]:
         """Return the 99th percentile of the seconds of flows through a NIC in all looks, and of other flows.
@@ -594,7 +725,15 @@ class InterNode(RungMeasurement):
         another part that explains some of it."""
         explained = (suspect.rows & cover.table.retested & ~cover.open).any()
         known = None if explained else self.looks_at.get(suspect.key)
-        return known or replace(super().changing_looks(suspect, cover), suspects=len(self.flaps))
+        if known:
+            return known
+        looked = changing_looks(
+            cover.table,
+            suspect.rows & cover.open,
+            trusted=cover.open & ~suspect.rows,
+            steady=self.steady_looks(suspect.name),
+        )
+        return replace(looked, suspects=len(self.flaps))
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.

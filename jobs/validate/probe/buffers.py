@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from meshrun import World
@@ -10,6 +11,7 @@ from meshrun.runner.comm.collectives.api import Buffer, Collectives
 from meshrun.runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from meshrun.runner.device.raw.memory import Memory
 from meshrun.runner.errors import UserError
+from meshrun.runner.system.host_memory import host_processors
 
 if TYPE_CHECKING:
     from meshrun.runner.device.raw.cuda_memory import Box
@@ -90,7 +92,21 @@ def fit_to_devices(world: World, plan: Plan) -> Plan:
         raise failure
     # Both operands of a product are in one buffer.
     most = dict.fromkeys(CPU_BYTES, room) | {"product_bytes": room // 2, "tensor_bytes": room // 2}
-    return at_most(plan if cuda else for_cpus(plan), most)
+    return at_most(plan if cuda else for_cpus(plan, ranks_per_core(world)), most)
+
+
+def ranks_per_core(world: World) -> float:
+    """Return how many ranks share a core, at least 1, on the host with most of them. Collective."""
+    allowed = world.control.allgather((os.sched_getaffinity(0), host_processors()))
+    hosts: dict[str, list[tuple[set[int], int]]] = {}
+    for rank, own in zip(world.ranks, allowed, strict=True):
+        hosts.setdefault(rank.host_id, []).append(own)
+    # Ranks that a launcher has bound to a core each have the cores of all of them.
+    cores = {
+        host: min(len(set().union(*(own for own, _ in ranks))), *(most for _, most in ranks))
+        for host, ranks in hosts.items()
+    }
+    return max(1.0, *(len(ranks) / cores[host] for host, ranks in hosts.items()))
 
 
 def free_memory(world: World) -> int:

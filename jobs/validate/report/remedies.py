@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshrun.jobs.validate.plan import QUICK_ON_CPUS
 from meshrun.jobs.validate.report.model import Report
 from meshrun.jobs.validate.report.wording import find_member, part_name, rank_name
 from meshrun.jobs.validate.verdict import Finding, HostPart
@@ -110,7 +111,9 @@ def of_others(report: Report) -> Iterator[Remedy]:
         look = "; ".join(report.changed) or "nothing in the environment changed"
         accept = f"if this is intended, --save-baseline {report.baseline}"
         yield Remedy("slower than earlier runs", f"{look}; {accept}")
-    if report.verdict.status == "unknown" and not report.ended:
+    if QUICK_ON_CPUS in report.verdict.not_judged and report.verdict.status == "unknown" and not report.ended:
+        yield Remedy("not judged", "measure for longer, and suspects again", f"{report.command} --budget 2m")
+    elif report.verdict.status == "unknown" and not report.ended:
         yield Remedy("not judged", "a missing value does not count as good: measure again", report.command)
 
 

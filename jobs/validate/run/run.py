@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from meshrun.jobs.validate.health.alarms import with_not_judged
 from meshrun.jobs.validate.health.hardware_limits import compute_limits, gather_facts
 from meshrun.jobs.validate.health.known_rates import known_rates, simulated_facts, with_known, with_shares
 from meshrun.jobs.validate.ladder.ladder import OnRung
-from meshrun.jobs.validate.plan import RungName, for_hosts
+from meshrun.jobs.validate.plan import QUICK_ON_CPUS, Plan, RungName, for_hosts
 from meshrun.jobs.validate.probe import gather
 from meshrun.jobs.validate.probe.api import Probe
 from meshrun.jobs.validate.probe.buffers import fit_to_devices
@@ -46,10 +46,6 @@ from meshrun.runner.system.host_settings import Setting, host_settings
 from meshrun.runner.world.failure import FailureHandler
 
 LEAST_SECONDS = 1.0  # of the measurements of --quick on CPUs, even if the start has taken all of its time
-QUICK_ON_CPUS = (
-    "--quick on CPUs ends within about 30 s and does not measure suspects again, so it cannot confirm a slow "
-    "part; --quick --budget 2m can"
-)
 GRACE = 0.5  # seconds for rank 0 to find dead ranks; launchers give a rank at least one second to end
 
 
@@ -79,11 +75,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
         if validation.plan.even_shares:
             left = max(validation.plan.seconds - (time.time() - process_start()), LEAST_SECONDS)
             validation.plan = replace(validation.plan, seconds=left)
-            validation.notes.append(QUICK_ON_CPUS)
-        if (usual := validation.plan.critical) < options.plan.critical:
-            validation.notes.append(
-                f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings counts as slow"
-            )
+        validation.notes += limits_of_cpus(validation.plan, options.plan)
         facts = gather_facts(world)
         settings = gather_settings(world, probe)
         if world.rank:
@@ -114,6 +106,16 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
     if status != "ok":
         raise BadResult(line, EXIT[status])
     return {"command": "validate", "status": status, "ranks": world.size}
+
+
+def limits_of_cpus(plan: Plan, asked: Plan) -> Iterator[str]:
+    """Yield what cannot be detected with ranks on CPUs. plan: `asked`, for the ranks of this run."""
+    if plan.even_shares:
+        yield QUICK_ON_CPUS
+    if plan.critical < asked.critical:
+        sharing = f"{plan.ranks_per_core:.3g} ranks share a core, so " if plan.ranks_per_core > 1 else ""
+        share = f"{100 * plan.critical:.0f} %"
+        yield f"ranks on CPUs: {sharing}only a part below {share} of its siblings counts as slow"
 
 
 def rehearse(options: ValidateOptions, cli_context: Any) -> int:

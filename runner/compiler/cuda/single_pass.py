@@ -526,9 +526,9 @@ class _Body:
     def _at_ends(self) -> list[str]:
         """Return the statements by which some blocks make cells near the array's ends, one a thread.
 
-        They come at equal distances among the others: those wait for memory's latency, and these for its rate.
-        `share_at_ends` is their share of all blocks, of 2^32. The kernel's pointers are those of the first
-        cell between the ends.
+        They come at equal distances among the others: they wait for the latency of memory, and the others for
+        its rate. `share_at_ends` is their share of all blocks, of 2^32. The kernel's pointers are those of
+        the first cell between the ends.
         """
         last, given = self.program.axes - 1, {name: name for name in self._pointers()}
         for letter, operands in (("i", self.program.inputs), ("o", self.program.outputs)):

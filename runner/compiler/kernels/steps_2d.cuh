@@ -14,6 +14,9 @@
 //
 // A program with conditions on the place has three texts. In the loop inside, none of those that only cells near the
 // ends of the array need is computed; a tile at an end along x takes the text in which those along y are decided.
+// Values that several rows read (VALUES) are kept beside the rows of each step: as large rings, in the same slots. The loop
+// inside computes a row of them once, when the last row that it reads is at hand. The loop for edges, where copies of
+// other cells decide them, computes them again for each cell, and makes the ones that the loop inside begins with.
 // Cells at an end may read further than others, KEPT rows further up, or LATE rows further down. What is read further up
 // is kept by the loop for edges beside the rings. The LOW_Y rows from the first one on are computed LATE rows later
 // if they read further down, when the ring has all that they read, and before another level reads them.
@@ -33,6 +36,9 @@ constexpr int FURTHEST = 2 * K * RY + RY + BEYOND + SLOTS;  // rows beyond those
 struct Rows {  // the state: rows of each level, and of the loop for edges those before them
 #define X(n, T, constant) T w##n[K][SLOTS][C], kept##n[K][KEPT ? KEPT : 1][C];
     PLANES(X)
+#undef X
+#define X(n, T) T value##n[K][SLOTS][C];
+    VALUES(X)
 #undef X
     bool large;  // whether an element of level 0 exceeds LARGEST
 };
@@ -290,8 +296,17 @@ INLINE bool beside_edge(const Axis& rows, int row) {
 }
 
 // The generated text. compute_late: of the row LATE rows above.
-template <Where WHERE, int LEVEL> INLINE void compute(const Rows& rows, int here, const Place& at, Row& out);
-template <int LEVEL> INLINE void compute_late(const Rows& rows, int here, const Place& at, Row& out);
+template <Where WHERE, int LEVEL> INLINE void compute(Rows& rows, int here, const Place& at, Row& out);
+template <int LEVEL> INLINE void compute_late(Rows& rows, int here, const Place& at, Row& out);
+
+// Make place for a next row of the values of a step, in the order of rows.
+INLINE void move_up(Rows& rows, int step) {
+#define X(n, T)                                 \
+    UNROLL for (int s = 1; s < SLOTS; ++s)      \
+        UNROLL for (int c = 0; c < C; ++c) rows.value##n[step][s - 1][c] = rows.value##n[step][s][c];
+    VALUES(X)
+#undef X
+}
 
 // Whether products that are not rounded inside the array might overflow.
 template <typename T> INLINE bool too_large(const T (&row)[C]) {
@@ -489,6 +504,9 @@ INLINE void rotate(Rows& rows) {
             UNROLL for (int c = 0; c < C; ++c) {
 #define X(n, T, constant) rows.w##n[k][modulo(s - k * RY, SLOTS)][c] = old.w##n[k][s][c];
                 PLANES(X)
+#undef X
+#define X(n, T) rows.value##n[k][modulo(s - k * RY, SLOTS)][c] = old.value##n[k][s][c];
+                VALUES(X)
 #undef X
             }
 }

@@ -7,6 +7,7 @@ below and above 1000.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,34 +18,51 @@ from meshrun.runner.compiler.lint.source import (
     integer,
     is_carried,
     named,
+    names_in,
     number,
     parts_of,
     source_of,
 )
 
+# What tells of one cell of a block by one value, or compares with values that no other cell may have.
+OF_ANY_CELL = frozenset(
+    ("any", "all", "count_nonzero", "nonzero", "flatnonzero", "argwhere", "isin", "array_equal", "allclose")
+)
+NOT_FINITE = frozenset(("isnan", "isinf", "isfinite", "isposinf", "isneginf"))
+MOST_RARE = 4  # numbers that cells are compared with
 LEAST = 2  # the largest integer that every part of a small array has room for
 WITHIN = 0.25, 4.0  # magnitudes that some parts of a small array exceed, and others do not
 MOST_THRESHOLDS = 2
+BRANCHES = (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Assert, ast.Match, ast.In)
 
 
 @dataclass(frozen=True)
 class Needs:
     """What the numbers in a function ask of a small array.
 
-    lengths: cells that a part has at least, per axis. magnitudes: of cells, besides those near 1.
+    lengths: cells that a part has at least, per axis. magnitudes: of cells, besides those near 1. rare: of
+    arrays that are alike in all cells but the last few: the value of all cells, and those of the last.
     """
 
     lengths: tuple[int, ...]
     magnitudes: tuple[float, ...] = ()
+    rare: tuple[tuple[float, ...], ...] = ()
 
 
 def needs_of(function: Callable[..., Any], axes: int, parameters: Mapping[str, Any]) -> Needs:
     """Return what a function of an array of so many axes asks for, by its constants and its parameters."""
     lengths, magnitudes = [0] * axes, set()
+    compared, branches, finite = set[float](), False, True
     for each in functions_of(function):
         source = source_of(each.__code__)
+        words = {*names_in(each.__code__)}
+        branches |= source is None or not words.isdisjoint(OF_ANY_CELL)
+        finite &= source is not None and words.isdisjoint(NOT_FINITE)
         if source is None:
             continue
+        values = {**named(each), **parameters}
+        compared |= {*_compared(source.tree, values)}
+        branches |= any(isinstance(node, BRANCHES) for node in ast.walk(source.tree))
         names = {**named(each), **parameters}
         written = (node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant))
         if not any(map(_is_large, (*names.values(), *written))):
@@ -54,7 +72,37 @@ def needs_of(function: Callable[..., Any], axes: int, parameters: Mapping[str, A
             if axis < axes:
                 lengths[axis] = max(lengths[axis], index + 2)
         magnitudes |= set(_thresholds(source.tree, names))
-    return Needs(tuple(lengths), tuple(sorted(magnitudes)[-MOST_THRESHOLDS:]))
+    return Needs(
+        tuple(lengths), tuple(sorted(magnitudes)[-MOST_THRESHOLDS:]), _rare(compared, branches, finite)
+    )
+
+
+def _rare(compared: set[float], branches: bool, finite: bool) -> tuple[tuple[float, ...], ...]:
+    """Return the values of arrays on which `if block.any()` and `if (block == 5).all()` differ by part.
+
+    compared: numbers that cells may be compared with. branches: whether the function may act on values of
+    single cells. finite: whether it does not ask for others than finite ones.
+    """
+    if not (branches or not finite):
+        return ()
+    numbers = sorted(compared)[:MOST_RARE]
+    signed = [sign * one for one in numbers for sign in (1, -1)]
+    # A value that `block * 0` changes, and that is compared with nothing.
+    other = next(float(one) for one in range(2, MOST_RARE + 3) if one not in numbers)
+    alike: list[tuple[float, ...]] = [(0.0, 1.0), *((one, other) for one in numbers)]
+    if signed:
+        alike.append((other, *signed))
+    return tuple(alike) if finite else (*alike, (other, math.nan), (other, math.inf))
+
+
+def _compared(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[float]:
+    """Yield the magnitudes of the numbers that are compared with something."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            for part in ast.walk(node):
+                value = number(part, names)
+                if type(value) in (int, float) and math.isfinite(value):
+                    yield abs(float(value))
 
 
 def _is_large(value: Any) -> bool:

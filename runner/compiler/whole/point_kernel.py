@@ -39,6 +39,7 @@ class PointKernel:
     takes_rows: ClassVar[bool] = False
     sends: ClassVar[bool] = False
     first_steps: ClassVar[int] = 0
+    rivals: ClassVar[tuple[Any, ...]] = ()
     finds_ends: ClassVar[Sequence[int]] = ()
     stores_beyond: ClassVar[bool] = False
     _tables: dict[Any, list[Table]] = field(default_factory=dict)

@@ -24,8 +24,8 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler import decide as fusing
 from meshrun.runner.compiler import inferred_halo
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.cuda.steps.layout import Choice, Tuning
+from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.compiler.decide import Fusion, fused_alone
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
@@ -157,23 +157,22 @@ def test_functions_that_libraries_round_differently_are_named(no_compiler: list[
 def test_rank_0_chooses_the_steps_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, asked = 3, []
 
-    def measured(kernel: DeviceKernel, backend: Any, shape: Any, steps: int) -> Choice:
-        asked.append((backend.rank, shape, steps))
-        return Choice(5 + backend.rank, Tuning())
+    def choose(kernel: DeviceKernel, device: Any, shape: Any, steps: int, grid: Any) -> ChosenKernel:
+        asked.append((device.index, shape, steps, grid))
+        return ChosenKernel(Choice(5 + device.index, Tuning()), "predicted")
 
-    monkeypatch.setattr(DeviceKernel, "measured", measured)
+    monkeypatch.setattr(DeviceKernel, "choose", choose)
     monkeypatch.setattr(DeviceKernel, "prepare", lambda *_: None)
     job = meshrun.map_blocks(halo=1)(lambda u: u[1:-1, 1:-1] + 0.25 * (u[:-2, 1:-1] - u[2:, 1:-1]))
     task = plan_task(job, {}, (((41, 30), np.dtype(np.float32)),), ranks)
 
     def rank(control: Control) -> list[int]:
         world = open_world("cpu", control=control)
-        world.backend.device = Device("cuda", "a GPU")
-        vars(world.backend)["rank"] = control.rank
+        world.backend.device = Device("cuda", "a GPU", control.rank)
         return [fused(world, task, "require", "strict", steps)[0].kernel.most_steps for steps in (1, 9)]
 
     assert [found[1] for found in run_ranks(ranks, rank, timeout=60)] == [5, 5, 5]
-    assert asked == [(0, (14, 30), 9)]
+    assert asked == [(0, (14, 30), 9, (3, 1))]
 
 
 # What cannot be one kernel. Every refusal as an error, and as a line.

@@ -153,6 +153,47 @@ def kinds(u: Any, kind: Any) -> Any:
     return np.where(here == 1, steep, np.where(here == 2, wall, mean))
 
 
+def potential(u: Any) -> Any:
+    """Compute a potential, and then its Laplacian: two stages of one step."""
+    centre = u[1:-1, 1:-1]
+    return u[2:-2, 2:-2] + 0.01 * spread(centre * centre * centre - centre - 0.5 * spread(u))
+
+
+def midpoint(u: Any, v: Any) -> Any:
+    """Take a step of two stages, in each of which two fields carry each other along."""
+
+    def rates(a: Any, b: Any) -> tuple[Any, Any]:
+        x, y = (one[1:-1, 2:] - one[1:-1, :-2] for one in (a, b))
+        up, down = (one[2:, 1:-1] - one[:-2, 1:-1] for one in (a, b))
+        here_a, here_b = a[1:-1, 1:-1], b[1:-1, 1:-1]
+        return (
+            0.1 * spread(a) - 0.05 * (here_a * x + here_b * up),
+            0.1 * spread(b) - 0.05 * (here_a * y + here_b * down),
+        )
+
+    half_u, half_v = rates(u, v)
+    more_u, more_v = rates(u[1:-1, 1:-1] + 0.5 * half_u, v[1:-1, 1:-1] + 0.5 * half_v)
+    return u[2:-2, 2:-2] + more_u, v[2:-2, 2:-2] + more_v
+
+
+def chained(u: Any, rate: Any) -> Any:
+    """Read a stage above the own cell only, and one of coefficients; a third stage reads both."""
+    flow = np.sqrt(abs(u[1:] - u[:-1])) * (u[1:] + 0.25)
+    mean = np.sqrt(rate[1:] + rate[:-1]) / 3
+    lifted = (flow[:-1] * mean[:-1] - 0.5) / (1 + flow[1:] * flow[1:])
+    return 0.5 * u[2:-2, 2:-2] + 0.25 * (lifted[:-2, 1:-3] - lifted[2:, 3:-1]) + 0.1 * flow[:-3, 2:-2]
+
+
+def branched(u: Any, kind: Any) -> Any:
+    """Compute each of two stages in another way where a mask says so: in a branch of its own."""
+    for cut in (1, 2):
+        here = kind[cut:-cut, cut:-cut] == 1
+        mean = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+        steep = np.sqrt(abs(u[2:, 1:-1])) / (1 + mean * mean) + np.sqrt(abs(mean)) / 3
+        u = np.where(here, steep, mean)
+    return u
+
+
 def line(u: Any) -> Any:
     return u[1:-1] + 0.25 * (u[:-2] - 2 * u[1:-1] + u[2:])
 
@@ -224,6 +265,10 @@ CASES = {
     "lattice": Case(lattice, ("f4",) * 9 + ("u1",), feeds=tuple(range(9))),
     "lattice f2": Case(lattice, ("f2",) * 9 + ("u1",), feeds=tuple(range(9))),
     "kinds": Case(kinds, ("f4", "u1")),
+    "potential": Case(potential, ("f4",), 2),
+    "midpoint": Case(midpoint, ("f8", "f8"), 2, feeds=(0, 1)),
+    "chained": Case(chained, ("f4", "f4"), 2),
+    "branched": Case(branched, ("f4", "u1"), 2),
     "line": Case(line, ("f4",), axes=1),
     "cube": Case(cube, ("f4",), axes=3),
     "cube f8": Case(cube, ("f8",), axes=3),
@@ -304,7 +349,9 @@ def check(
 def made(name: str, boundary: str, steps: int = 4, vectors: bool = False) -> tuple[Case, StepKernel, float]:
     case = CASES[name]
     cval = 1 if name == "life" else 0.3
-    tuning = Tuning(2, 2, 2, 1, rows=9) if not vectors else Tuning(4, 1, 1, 3, rows=9, vectors=True)
+    tuning = Tuning(2, 2, 2, 1, rows=9, keeps=True)
+    if vectors:
+        tuning = Tuning(4, 1, 1, 3, rows=9, vectors=True, keeps=True)
     if case.axes == 3:
         tuning = Tuning(1, 3, 4, 1, rows=7) if not vectors else Tuning(2, 2, 6, 2, rows=7, vectors=True)
     return case, build(case.program(), case.feeds, boundary, cval, steps, tuning), cval
@@ -318,7 +365,16 @@ def by_day(names: Iterable[str]) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "boundary"), [*by_day(CASES)])
 def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> None:
-    few = {"far": 3, "uneven": 3, "gray_scott": 2, "lattice": 2, "lattice f2": 2}
+    few = {
+        "far": 3,
+        "uneven": 3,
+        "gray_scott": 2,
+        "lattice": 2,
+        "lattice f2": 2,
+        "midpoint": 2,
+        "chained": 3,
+        "branched": 2,
+    }
     steps = few.get(name, 4) if CASES[name].axes < 3 else 3
     case, kernel, cval = made(name, boundary, steps)
     for shape in [(5, 3), (31, 133)] if case.axes < 3 else [(2, 5, 3), (17, 19, 55)]:
@@ -359,6 +415,13 @@ def test_a_kernel_that_is_wrong_at_one_place_is_caught(name: str, libraries: Pat
         check(libraries, case, mutant, "reflect", cval, (31, 133))
 
 
+def test_a_branch_reads_a_value_of_the_same_row(libraries: Path) -> None:
+    """Two stages with the same condition: the value is written before the branch that reads it."""
+    case, kernel, cval = made("branched", "reflect", 2)
+    assert "rows.value0" in kernel.source
+    check(libraries, case, kernel, "reflect", cval, (31, 133))
+
+
 def test_a_branch_that_one_cell_decides_is_caught(libraries: Path) -> None:
     """A lane takes a branch if any of its cells needs it, and the lanes of a warp together."""
     case, kernel, cval = made("kinds", "reflect", 1)
@@ -391,7 +454,7 @@ def test_any_shape_will_do(name: str, boundary: str, shape: tuple[int, int], lib
     check(libraries, case, kernel, boundary, cval, shape)
 
 
-@pytest.mark.parametrize(("name", "boundary"), [*by_day(["heat", "masked", "far", "still"])])
+@pytest.mark.parametrize(("name", "boundary"), [*by_day(["heat", "masked", "far", "still", "potential"])])
 def test_a_rank_computes_its_part_of_the_array(name: str, boundary: str, libraries: Path) -> None:
     case, kernel, cval = made(name, boundary, 3)
     shape = (45, 160)
@@ -447,6 +510,9 @@ def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries:
         ("wave", "constant", 3),
         ("far", "mirror", 3),
         ("far", "reflect", 3),
+        ("potential", "reflect", 2),
+        ("potential", "wrap", 3),
+        ("chained", "constant", 2),
     ],
 )
 def test_columns_beyond_the_array_are_in_other_lanes(
@@ -574,6 +640,9 @@ def programs(draw: st.DrawFn, axes: int = 2) -> Program:
                 node = graph.operation("where", kind, [test, leaf(), node])
             else:
                 node = graph.operation(op, kind, [node, leaf()])
+        for _ in range(draw(st.integers(0, 2))):  # a stage of its own, at another cell
+            (other,) = graph.shifted([node], draw(st.tuples(*[st.integers(-1, 1)] * axes)))
+            node = graph.operation(draw(st.sampled_from(["add", "subtract", "minimum"])), kind, [node, other])
         results.append((node,))
     outputs = tuple(Operand(f"output{n}", kind) for n in range(fed))
     return Program(axes, tuple(inputs), outputs, tuple(results), graph)
@@ -598,7 +667,7 @@ def test_bits_of_any_program(
 ) -> None:
     case = case_of(program)
     columns = data.draw(st.sampled_from([1, 2, 4]))
-    tuning = Tuning(columns, 1, 1, data.draw(st.integers(1, 3)), rows=7)
+    tuning = Tuning(columns, 1, 1, data.draw(st.integers(1, 3)), rows=7, keeps=data.draw(st.booleans()))
     try:
         kernel = build(program, case.feeds, boundary, 2, steps, tuning)
     except NotFusable:
@@ -709,12 +778,13 @@ COMPILED = {  # steps and choices of kernels that keep nothing in local memory, 
     "uneven": (2, Tuning(2, ahead=3, blocks=2, vectors=True)),
     "lattice": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
     "lattice f2": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
+    "potential": (4, Tuning(4, ahead=3, blocks=2, vectors=True, keeps=True)),
     "cube": (3, Tuning(2, 8, 12, vectors=True)),
     "materials": (2, Tuning(2, 4, 12)),
 }
 # By day, with what each sends or does not; the others at night.
 BY_DAY = {"heat": True, "heat f8": False, "gray_scott": True, "life": False, "uneven": True,
-          "lattice": False, "cube": False}  # fmt: skip
+          "lattice": False, "potential": True, "cube": False}  # fmt: skip
 # Bytes that a kernel may keep in local memory beside what all registers hold: name, and whether it sends.
 SPILLED = {("cube", False): 16, ("gray_scott", True): 20}
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,21 @@ from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import LATTICES
 from meshrun.jobs.airflow.step import step_job
 from meshrun.runner.compiler.cuda.steps.kernel import build
-from meshrun.runner.compiler.cuda.steps.layout import Axis
+from meshrun.runner.compiler.cuda.steps.layout import Choice
 from meshrun.runner.compiler.cuda.steps.tuning import (
+    MEASURED,
     WORTH_MEASURING,
-    Choice,
+    candidates,
     choices,
     chosen,
+    kept_form,
     seconds_per_cell,
 )
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.trace.trace import trace
-from meshrun.runner.system.compiler import NotCompiled
+from meshrun.runner.device.api import Device
+from meshrun.runner.system import cached_files
 
 SHAPE = (3000, 7000)
 FEEDS: tuple[int | None, ...] = (0,)
@@ -43,137 +45,100 @@ def program(function: Callable[..., Any] = heat, axes: int = 2, trailing: tuple[
     return trace(function, inputs, ((1, 1),) * axes, {}, frozenset(), ["after"])
 
 
-@dataclass
-class Clock:
-    """A device on which each choice takes so long; what was taken."""
-
-    seconds: Callable[[Choice], float]
-    name: str = "GPU A"
-    host: float = 0.0  # seconds in which arguments are prepared
-    now: float = 0.0
-    taken: list[Choice] = field(default_factory=list)
-    shapes: set[Any] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.device = SimpleNamespace(name=self.name)
-
-    def empty(self, shape: Any, dtype: Any) -> Any:
-        return np.full(shape, 7, dtype)
-
-    def mark(self) -> float:
-        return self.now
-
-    def elapsed(self, begin: float, end: float) -> float:
-        return end - begin
-
-    def synchronize(self) -> None: ...
-
-    def free_memory(self) -> int:
-        return 1 << 21
-
-    def binder(self, choice: Choice) -> Any:
-        def bind(inputs: Sequence[Any], outs: Sequence[Any], axes: Sequence[Axis]) -> Callable[[], None]:
-            assert all((one == 1).all() and one.strides[0] % 128 == 0 for one in (*inputs, *outs))
-            assert [one.own for one in axes] == list(inputs[0].shape)
-            self.shapes.add(inputs[0].shape)
-            self.now += self.host
-            return take
-
-        def take() -> None:
-            self.now += self.seconds(choice) * choice.steps
-            self.taken.append(choice)
-
-        return bind
+def choose(
+    folder: Path | None, steps: int = LONG, shape: Any = SHAPE, words: Sequence[str] = ("GPU",)
+) -> Any:
+    found = chosen(program(), FEEDS, shape, steps, words, folder)
+    assert found is not None
+    return found
 
 
-def choose(clock: Any, folder: Path | None, steps: int = LONG, shape: Any = SHAPE, text: str = "") -> Any:
-    return chosen(program(), FEEDS, shape, steps, text, clock, clock.binder, folder)
-
-
-def third(clock: Clock) -> Choice:
-    wanted = choices(program(), FEEDS, SHAPE)[2]
-    clock.seconds = lambda one: 1.0 if one == wanted else 2.0
-    return wanted
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(lambda one: 1.0)
-
-
-def test_the_fastest_is_kept_for_the_next_run(clock: Clock, tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    wanted = third(clock)
-    assert choose(clock, folder) == wanted
-    count = len(clock.taken)
-    assert count > 4
-    assert clock.shapes == {(2**19 // 4 // 2 // SHAPE[1], SHAPE[1])}  # a quarter of the memory that is free
-    for steps, shape in ((LONG, SHAPE), (2, SHAPE), (LONG, (2500, 5000))):
-        assert choose(clock, folder, steps, shape) == wanted
-    assert len(clock.taken) == count
-    for shape, text in (((6000, 7000), ""), (SHAPE, "other")):
-        choose(clock, folder, LONG, shape, text)
-        assert len(clock.taken) > count
-        count = len(clock.taken)
-    another = Clock(clock.seconds, "GPU B")
-    choose(another, folder)
-    assert another.taken
-
-
-def test_what_the_host_prepares_does_not_count(clock: Clock, tmp_path: Path) -> None:
-    """It takes longer than the steps of a small block, so that kernels of most steps would seem best."""
-    wanted, clock.host = third(clock), 1e9
-    assert choose(clock, tmp_path) == wanted
-
-
-def test_short_runs_take_the_predicted_choice(clock: Clock, tmp_path: Path) -> None:
-    third(clock)
-    best = choices(program(), FEEDS, SHAPE)[0]
-    seconds = seconds_per_cell(program(), FEEDS, best, SHAPE) * SHAPE[0] * SHAPE[1]
-    assert choose(clock, tmp_path, int(0.99 * WORTH_MEASURING / seconds)) == best
-    assert not clock.taken
+def test_a_long_run_measures_the_best_as_predicted(tmp_path: Path) -> None:
+    found = choose(tmp_path)
+    assert found.source == "predicted"
+    assert found.rivals == tuple(candidates(program(), FEEDS, SHAPE))
+    assert found.choice == found.rivals[0] == choices(program(), FEEDS, SHAPE)[0]
+    assert not found.unreadable
     assert list(tmp_path.iterdir()) == []
-    choose(clock, tmp_path, int(1.01 * WORTH_MEASURING / seconds))
-    assert clock.taken
 
 
-def test_a_cache_that_cannot_be_used_is_no_error(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = third(clock)
+def test_a_short_run_measures_nothing(tmp_path: Path) -> None:
+    seconds = choose(tmp_path).seconds
+    steps = WORTH_MEASURING / seconds
+    assert choose(tmp_path, int(1.01 * steps)).rivals
+    short = choose(tmp_path, int(0.99 * steps))
+    assert (short.source, short.rivals) == ("predicted", ())
+
+
+def test_kernels_that_a_host_launches_as_slowly_are_not_measured(tmp_path: Path) -> None:
+    assert not choose(tmp_path, shape=(300, 512)).rivals
+
+
+def test_a_kept_choice_is_taken_for_the_same_device_function_and_size(tmp_path: Path) -> None:
+    third = choose(tmp_path).rivals[2]
+    cached_files.write(choose(tmp_path).file, kept_form(third))
+    for steps, shape in ((LONG, SHAPE), (2, SHAPE), (LONG, (2500, 5000))):
+        found = choose(tmp_path, steps, shape)
+        assert (found.choice, found.source, found.rivals) == (third, "kept", ())
+    for shape, words in (((6000, 7000), ["GPU"]), (SHAPE, ["other"])):
+        assert choose(tmp_path, LONG, shape, words).source == "predicted"
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "another choice", "{}", "[3]", '{"steps": 3, "tuning": {"a": 1}}', "\0"]
+)
+def test_a_file_that_keeps_no_choice_is_ignored(tmp_path: Path, damage: str) -> None:
+    first = choose(tmp_path)
+    cached_files.write(first.file, kept_form(replace(first.choice, steps=99)))
+    if damage == "truncated":
+        first.file.write_bytes(first.file.read_bytes()[:-1])
+    elif damage != "another choice":
+        cached_files.write(first.file, damage.encode())
+    found = choose(tmp_path)
+    assert found == replace(first, unreadable=True)
+    assert choose(tmp_path, 2).unreadable
+
+
+def test_nothing_is_measured_where_nothing_can_be_kept(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert choose(clock, None) == choose(clock, file) == wanted
-
-    def full(*_: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr("meshrun.runner.system.cached_files.write", full)
-    assert choose(clock, tmp_path / "full") == wanted
+    for folder in (None, file):
+        found = choose(folder)
+        assert (found.source, found.rivals, found.file) == ("predicted", (), None)
 
 
-def test_a_choice_that_does_not_compile_is_left_out(clock: Clock, tmp_path: Path) -> None:
-    possible = choices(program(), FEEDS, SHAPE)
-    clock.seconds = lambda one: 1.0 if one in possible[:2] else 2.0
+def test_candidates_differ_in_steps_and_tile() -> None:
+    """Tilings that are predicted to be alike leave room for other numbers of steps."""
+    cube = program(lambda u: u[1:-1, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1] + u[1:-1, :-2, 2:], 3)
+    for one, shape in ((cube, (700, 700, 700)), (program(), SHAPE)):
+        found = candidates(one, FEEDS, shape)
+        assert 3 <= len(found) <= MEASURED
+        assert len(set(found)) == len(found)
+        assert len({choice.steps for choice in found}) > 1
+        assert found[0] == choices(one, FEEDS, shape)[0]
+        for choice in found:
+            assert build(one, FEEDS, "wrap", 0, choice.steps, choice.tuning).steps == choice.steps
 
-    def binder(choice: Choice) -> Any:
-        def fail(*_: Any) -> None:
-            raise NotCompiled("ptxas: too complex")
 
-        return fail if choice == possible[0] else clock.binder(choice)
+def test_a_star_of_radius_2_in_a_volume_takes_two_steps_by_another_tile() -> None:
+    """Two steps took 0.80 ms where single ones took 1.21, over 768^3 cells of an H200."""
 
-    device: Any = clock
-    assert chosen(program(), FEEDS, SHAPE, LONG, "", device, binder, tmp_path) == possible[1]
+    def along(u: Any, axis: int, at: int) -> Any:
+        place = [slice(2, -2)] * 3
+        place[axis] = slice(2 + at, u.shape[axis] - 2 + at)
+        return u[tuple(place)]
 
+    def star(u: Any) -> Any:
+        total = u[2:-2, 2:-2, 2:-2] * 0.4
+        for axis in range(3):
+            for at, weight in ((1, 0.08), (2, 0.02)):
+                total = total + weight * (along(u, axis, -at) + along(u, axis, at))
+        return total
 
-def test_what_cannot_be_read_is_measured_again(clock: Clock, tmp_path: Path) -> None:
-    wanted = third(clock)
-    choose(clock, tmp_path)
-    (kept,) = tmp_path.iterdir()
-    count = len(clock.taken)
-    kept.write_bytes(kept.read_bytes()[:-1])
-    assert choose(clock, tmp_path) == wanted
-    assert len(clock.taken) == 2 * count
+    points = trace(star, [Operand("u", np.dtype("f4"))], ((2, 2),) * 3, {}, frozenset(), ["after"])
+    (found,) = choices(points, FEEDS)
+    assert found.steps == 2
+    assert build(points, FEEDS, "wrap", 0, 2, found.tuning).registers <= 65536 / (32 * found.tuning.warps)
 
 
 def test_choices_can_be_built_and_the_first_is_predicted_best() -> None:
@@ -195,44 +160,59 @@ def test_cells_of_a_smaller_array_take_longer() -> None:
     assert times[1] < seconds_per_cell(program(), FEEDS, large, (2048, 2047))  # a lane's columns at both ends
 
 
-def test_no_choice_where_no_kernel_takes_several_steps(clock: Any, tmp_path: Path) -> None:
+def test_no_choice_where_no_kernel_takes_several_steps(tmp_path: Path) -> None:
     assert choices(program(), (None,)) == []
-    assert chosen(program(), (None,), SHAPE, LONG, "", clock, clock.binder, tmp_path) is None
+    assert chosen(program(), (None,), SHAPE, LONG, ["GPU"], tmp_path) is None
 
 
-def test_over_three_axes_there_is_one_choice_which_nobody_measures(clock: Any, tmp_path: Path) -> None:
-    cube = program(lambda u: u[1:-1, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1], 3)
-    (only,) = choices(cube, FEEDS)
-    assert only.steps > 1
-    for shape in ((2, 3, 5), (4096, 4096, 4096)):
-        assert chosen(cube, FEEDS, shape, LONG, "", clock, clock.binder, tmp_path) == only
-    assert clock.taken == []
-
-
-def test_one_axis_and_components(clock: Any, tmp_path: Path) -> None:
+def test_choices_along_one_axis(tmp_path: Path) -> None:
     line = program(lambda u: u[1:-1] + 0.25 * (u[:-2] - u[2:]), 1)
-    assert choices(line, FEEDS)
-    assert chosen(line, FEEDS, (1000,), LONG, "", clock, lambda one: lambda *_: lambda: None, tmp_path)
-    pair = program(lambda u: u[1:-1, 1:-1] - u[:-2, 1:-1], trailing=(2,))
-    seen = []
-
-    def binder(_: Choice) -> Any:
-        def bind(inputs: Any, outs: Any, axes: Any) -> Callable[[], None]:
-            seen.append((inputs[0].strides, outs[0].shape[-1]))
-            return lambda: None
-
-        return bind
-
-    chosen(pair, FEEDS, (9, 9), LONG, "", clock, binder, tmp_path)
-    assert set(seen) == {((128, 8, 4), 2)}  # rows begin where a vector may; a row's cells lie together
+    found = chosen(line, FEEDS, (1 << 29,), LONG, ["GPU"], tmp_path)
+    assert found is not None
+    assert found.rivals
 
 
-def test_a_choice_for_cells_of_several_components_is_one_that_compiles(tmp_path: Path) -> None:
-    """The kernel by whose text choices are kept reads no vectors, which would mix the components."""
-    clock = Clock(lambda _: 1.0)
-    for trailing in ((), (3,)):
-        kernel = DeviceKernel(program(trailing=trailing), ((1, 1),) * 2, feeds=FEEDS)
-        assert kernel.measured(clock, SHAPE, 10) == choices(kernel.program, FEEDS, SHAPE)[0]  # type: ignore[arg-type]
+def test_what_a_kernel_is_kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another GPU, driver, arithmetic, function, boundary or grid has a file of its own.
+
+    The kernel by whose text choices are kept reads no vectors, which would mix components.
+    """
+    monkeypatch.setattr("meshrun.runner.compiler.device_kernel.cache_folder", lambda: tmp_path)
+    device, widths = Device("cuda", "GPU A", software="driver 1"), ((1, 1),) * 2
+    kernel = DeviceKernel(program(), widths, feeds=FEEDS)
+    cases = [
+        (kernel, device, (1, 1)),
+        (kernel, device, (2, 1)),
+        (kernel, replace(device, name="GPU B"), (1, 1)),
+        (kernel, replace(device, software="driver 2"), (1, 1)),
+        (replace(kernel, arithmetic="fast"), device, (1, 1)),
+        (replace(kernel, boundary="wrap"), device, (1, 1)),
+        (DeviceKernel(program(lambda u: heat(u) * 2), widths, feeds=FEEDS), device, (1, 1)),
+        (DeviceKernel(program(trailing=(3,)), widths, feeds=FEEDS), device, (1, 1)),
+    ]
+    files = []
+    for one, where, grid in cases:
+        found = one.choose(where, SHAPE, LONG, grid)
+        assert found is not None
+        files.append(found.file)
+    assert len({*files}) == len(files)
+
+
+def test_a_division_takes_longer_than_a_product() -> None:
+    """Above all in lanes of many columns, which leave room for few warps."""
+
+    def divided(u: Any) -> Any:
+        return heat(u) / (u[1:-1, 1:-1] + 2)
+
+    def multiplied(u: Any) -> Any:
+        return heat(u) * (u[1:-1, 1:-1] + 2)
+
+    longer = {}
+    for columns in (2, 4):
+        choice = Choice(2, replace(choices(program(), FEEDS)[0].tuning, columns=columns, blocks=4))
+        one, other = (seconds_per_cell(program(each), FEEDS, choice) for each in (divided, multiplied))
+        longer[columns] = one - other
+    assert 0 < longer[2] < longer[4]
 
 
 def test_several_steps_are_chosen_only_where_single_ones_take_longer() -> None:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def test_each_cell_near_the_ends_is_made_by_a_thread_of_its_own() -> None:
         before = [number * share >> 32 for number in range(call.grid[0] + 1)]
         assert before[-1] == -(-cells // (call.block[0] * call.block[1]))
         # They are spread over all blocks.
-        assert {b - a for a, b in zip(before, before[1:], strict=False)} == {0, 1}
+        assert {b - a for a, b in pairwise(before)} == {0, 1}
         assert abs(before[call.grid[0] // 2] - before[-1] / 2) <= 1
 
 

@@ -84,6 +84,19 @@ def rolled_stages(u):
     return first + 0.1 * (np.roll(first, 1, 0) - np.roll(first, -1, 1))
 
 
+def closed_stages(u):
+    """The first stage is 0 at the ends, where the second one is another."""
+    first = np.zeros_like(u)
+    centre = u[1:-1, 1:-1]
+    sides = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+    first[1:-1, 1:-1] = centre * centre * centre - centre - 0.5 * (sides - 4 * centre)
+    new = u * 0.5
+    new[1:-1, 1:-1] = centre + 0.01 * (
+        first[2:, 1:-1] + first[:-2, 1:-1] + first[1:-1, 2:] - 3 * first[1:-1, 1:-1]
+    )
+    return new
+
+
 def periodic_by_hand(u):
     new = u.copy()
     sides = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
@@ -250,6 +263,7 @@ CASES = {
     "rolled": Case(rolled),
     "rolled_closed": Case(rolled_closed),
     "rolled_stages": Case(rolled_stages),
+    "closed_stages": Case(closed_stages),
     "periodic_by_hand": Case(periodic_by_hand),
     "life_by_hand": Case(life_by_hand, ("u1",)),
     "periodic_rows": Case(periodic_rows, ("f8",)),
@@ -323,10 +337,10 @@ def check(
     return kernel
 
 
-PLAIN = {1: Tuning(2, 2, 2, 1), 2: Tuning(2, 2, 2, 1, rows=9), 3: Tuning(1, 3, 4, 1, rows=7)}
+PLAIN = {1: Tuning(2, 2, 2, 1), 2: Tuning(2, 2, 2, 1, rows=9, keeps=True), 3: Tuning(1, 3, 4, 1, rows=7)}
 VECTORS = {
     1: Tuning(4, 1, 1, 3, vectors=True),
-    2: Tuning(4, 1, 1, 3, rows=9, vectors=True),
+    2: Tuning(4, 1, 1, 3, rows=9, vectors=True, keeps=True),
     3: Tuning(2, 2, 6, 2, rows=7, vectors=True),
 }
 SHAPES = {1: (371,), 2: (37, 133), 3: (17, 19, 55)}
@@ -335,7 +349,9 @@ SMALL = {1: (5,), 2: (5, 7), 3: (4, 5, 6)}
 
 
 def steps_of(name: str) -> int:
-    return {"one_sided": 3, "rolled_stages": 2}.get(name, 4 if CASES[name].axes < 3 else 2)
+    return {"one_sided": 3, "rolled_stages": 2, "closed_stages": 2}.get(
+        name, 4 if CASES[name].axes < 3 else 2
+    )
 
 
 def by_day(names: Iterable[str], *chosen: str) -> list[Any]:
@@ -344,7 +360,7 @@ def by_day(names: Iterable[str], *chosen: str) -> list[Any]:
 
 
 # By day, each function in one of the three: whole and in parts by elements, by vectors, or small.
-BY_VECTORS = {"neumann", "one_sided", "rolled_stages", "wave", "ring", "cube"}
+BY_VECTORS = {"neumann", "one_sided", "rolled_stages", "closed_stages", "wave", "ring", "cube"}
 SMALL_BY_DAY = {"rolled", "red_black", "periodic_by_hand", "cube_closed", "neumann", "rod"}
 IN_PARTS = CASES.keys() - (BY_VECTORS | {"rolled", "red_black"}) | {"neumann", "wave"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,87 @@ def middle_is_positive(u: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["f8", "i4"])
 def test_cells_of_either_sign_show_what_growing_ones_do_not(function: Any, halo: int, dtype: str) -> None:
     assert refused(function, (40, 30), dtype=dtype, halo=halo) is not None
+
+
+def nan_anywhere(u: Any) -> Any:
+    return np.zeros_like(u) if np.isnan(u).any() else u
+
+
+def finite_everywhere(u: Any) -> Any:
+    fine = np.isfinite(u).all()
+    return u if fine else 0 * u
+
+
+def sum_is_nan(u: Any) -> Any:
+    return 0 * u if math.isnan(float(u.sum())) else u
+
+
+def nothing_there(u: Any) -> Any:
+    return np.ones_like(u) if not u.any() else u
+
+
+def label_there(u: Any) -> Any:
+    there = (u == LABEL).any()
+    return u + 1 if there else u
+
+
+def label_everywhere(u: Any) -> Any:
+    return 0 * u if (u == 5).all() else u
+
+
+def negative_one_there(u: Any) -> Any:
+    return 0 * u if -1 in u else u
+
+
+def zero_there(u: Any) -> Any:
+    return u + (u == 0).any()
+
+
+LABEL = 200
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i4"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        nan_anywhere,
+        finite_everywhere,
+        sum_is_nan,
+        nothing_there,
+        label_there,
+        label_everywhere,
+        negative_one_there,
+        zero_there,
+    ],
+)
+def test_a_value_that_few_cells_have_shows_a_branch_on_it(function: Any, dtype: str) -> None:
+    if dtype == "i4" and function in (nan_anywhere, finite_everywhere, sum_is_nan):
+        assert refused(function, (50, 40), dtype=dtype) is None, "integers are finite"
+    else:
+        assert "depends on how the array is cut" in str(refused(function, (50, 40), dtype=dtype))
+
+
+def any_label(u: Any) -> Any:
+    return u.astype(np.uint8) + u.any()
+
+
+def test_a_mask_that_is_empty_in_a_part_shows_a_branch_on_it() -> None:
+    assert "numpy.any takes the cells of one block" in str(refused(any_label, (50, 40), dtype="bool"))
+
+
+def replaced(u: Any, *, label: int = 5) -> Any:
+    """It compares cell by cell, and its shortcut changes no number."""
+    if not (u == label).any():
+        return u
+    return np.where(np.isnan(u) | (u == label), 0, u)
+
+
+def test_comparisons_of_each_cell_are_not_refused() -> None:
+    def plain(u: Any) -> Any:
+        return np.where(np.isnan(u), 0, np.where(u == 5, 1, u))
+
+    assert refused(plain, (50, 40)) is None
+    assert refused(replaced, (50, 40), dtype="i4") is None
 
 
 def test_a_function_that_raises_on_negative_cells_is_judged_by_others() -> None:

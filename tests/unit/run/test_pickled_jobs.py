@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import subprocess
 import sys
@@ -85,6 +86,87 @@ def test_ranks_run_a_job_of_a_package(tmp_path: Path) -> None:
     program = RUN.format(jobs=".inner.myjobs").replace("import .inner.myjobs", "from .inner import myjobs")
     (tmp_path / "pack" / "__main__.py").write_text(program)
     python(tmp_path, "-m", "pack")
+
+
+LARGE = """
+import functools
+import numpy as np
+
+unused = np.ones(20 << 20, np.uint8)
+table = np.ones(1 << 20, np.uint8)
+step = 1.0
+
+def inner(values):
+    return values + step + table[0]
+
+def helper(values):
+    return inner(values)
+
+@functools.lru_cache
+def cached(count):
+    return step * count
+"""
+USERS = {
+    "a function": "helper(block)",
+    "a module": "mylarge.helper(block)",
+    "a module of a module": "mymiddle.mylarge.helper(block)",
+    "a method": "mymiddle.Solver().solve(block)",
+    "a name in a variable": "getattr(mylarge, ''.join(['hel', 'per']))(block)",
+    "what keeps its results": "helper(block) + mylarge.cached(3) - 3 * mylarge.step",
+}
+MIDDLE = """
+import mylarge
+
+class Solver:
+    def solve(self, block):
+        return mylarge.helper(block)
+"""
+USING = """
+import numpy as np
+import meshrun, mylarge, mymiddle
+from mylarge import helper
+
+@meshrun.map_blocks
+def job(block):
+    return {expression}
+
+if __name__ == "__main__":
+    a, result = np.zeros(4), np.zeros(4)
+    mylarge.step, mylarge.table = 7.0, 2 * mylarge.table
+    job.run(a, result, ranks=2, device="cpu")
+    assert result.tolist() == [9.0] * 4, result
+"""
+
+
+def write_using(folder: Path, user: str) -> None:
+    (folder / "mylarge.py").write_text(LARGE)
+    (folder / "mymiddle.py").write_text(MIDDLE)
+    (folder / "myusing.py").write_text(USING.format(expression=USERS[user]))
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_globals_that_a_job_does_not_use_are_not_sent(
+    user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_using(tmp_path, user)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("mylarge", "mymiddle", "myusing")
+    try:
+        modules = [importlib.import_module(name) for name in names]
+        sent = len(dumps(modules[-1].job, *modules))
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+    assert sent > 1 << 20, "what a helper uses is sent"
+    # What is named only at run time, or keeps its results in the ranks, may use all globals.
+    may_use_all = user in ("a name in a variable", "what keeps its results")
+    assert (sent > 20 << 20) == may_use_all
+
+
+@pytest.mark.parametrize("user", ["a method", "what keeps its results"])
+def test_ranks_have_the_globals_that_a_job_uses_as_they_are_now(user: str, tmp_path: Path) -> None:
+    write_using(tmp_path, user)
+    python(tmp_path, "myusing.py")
 
 
 def test_what_cannot_be_sent_is_imported_by_the_ranks(tmp_path: Path) -> None:
@@ -237,7 +319,8 @@ def test_ranks_have_the_values_of_all_modules_of_the_user(tmp_path: Path) -> Non
 def test_a_warning_tells_of_values_of_another_module_that_cannot_be_sent(tmp_path: Path) -> None:
     (tmp_path / "settings.py").write_text("import threading\nlock, gain = threading.Lock(), 2.0\n")
     (tmp_path / "myjobs.py").write_text(
-        "import meshrun, settings\n@meshrun.map_blocks\ndef scaled(block): return settings.gain * block\n"
+        "import meshrun, settings\n@meshrun.map_blocks\ndef scaled(block):\n"
+        "    with settings.lock: return settings.gain * block\n"
     )
     (tmp_path / "main.py").write_text(
         "import io, logging\nimport numpy as np\nfrom myjobs import scaled\n"

@@ -21,8 +21,8 @@ from step_runs import plain_loop, stepped
 
 import meshrun
 from meshrun.runner.arrays.halo import direct
-from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.cuda.steps.layout import Choice, Tuning
+from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.errors import RunError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.run.declare import distribute
@@ -66,7 +66,7 @@ class Runs:
             device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
             shape: Any, row: int,
         ) -> Any:  # fmt: skip
-            choice = Choice(most, tuning)
+            choice = ChosenKernel(Choice(most, tuning), "predicted")
             kernel = HostStepKernel(program, widths, arithmetic, feeds, boundary, cval, choice, row)
             kernel.folder, kernel.number, kernel.changes = folder, len(self.made) + 1, changes
             kernel.late = late

@@ -14,8 +14,8 @@ from step_runs import stepped
 
 import meshrun
 from meshrun.runner.arrays.block_layout import BlockLayout
-from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.cuda.steps.layout import Choice, Tuning
+from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.steps.loop_sweeps import LoopSweeps
 
@@ -63,7 +63,7 @@ def check(
         device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
         shape: Any, row: int,
     ) -> Any:  # fmt: skip
-        choice = Choice(most, Tuning(2, 2, 2, 2, rows=6))
+        choice = ChosenKernel(Choice(most, Tuning(2, 2, 2, 2, rows=6)), "predicted")
         kernel = HostStepKernel(program, widths, arithmetic, feeds, boundary, cval, choice, row)
         kernel.folder, kernel.number = folder, len(made) + 1
         made.append(kernel)

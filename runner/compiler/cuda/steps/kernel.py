@@ -46,6 +46,7 @@ from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.region import Array, Shape, address_of
 
 GROWTH = 1.35  # all registers over those counted, as measured
+STAGED_GROWTH = 1.43  # the same of kernels that keep values: each stage has some of its own
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
 UNCOUNTED = 20  # registers that most kernels use beside those estimated, where they may
 SQUEEZED = 1.06  # registers over those that a bound leaves, which a compiler may do without
@@ -80,6 +81,14 @@ def fitting_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning 
     while steps < MOST_STEPS and fits(layout, steps + 1, chosen):
         steps += 1
     return steps
+
+
+def keeps_values(program: Program, feeds: Sequence[int | None]) -> bool:
+    """Return whether a kernel may keep values that several rows read."""
+    try:
+        return layout_of(program, feeds).kept is not None
+    except NotFusable:
+        return False
 
 
 def valid_columns(program: Program, feeds: Sequence[int | None], steps: int, tuning: Tuning) -> int:
@@ -135,19 +144,25 @@ def _registers(layout: Layout, steps: int, tuning: Tuning) -> int:
     """Estimate the registers of a thread.
 
     A plane's rows of each level are kept from when they are computed until they are last read: none of a
-    plane that is read in the newest row alone.
+    plane that is read in the newest row alone. So are those of values that the kernel keeps.
     """
     lag = layout.radius[0] if layout.program.axes > 1 else 0
     kept = new = 0
+    values = layout.kept if tuning.keeps else None
     for plane in layout.state:
-        rows = [one.offset[0] for one in layout.interior.loads if (one.input, one.component) == plane]
-        oldest = min(rows, default=lag) if lag else 0
+        if values:
+            oldest = values.oldest.get(plane, lag)
+        else:
+            rows = [one.offset[0] for one in layout.interior.loads if (one.input, one.component) == plane]
+            oldest = min(rows, default=lag) if lag else 0
         kept += max(lag - oldest, 0) * layout.words(plane[0])
         new += layout.words(plane[0])
+    kept += values.words if values else 0
     widest = max((node.dtype.itemsize + 3) // 4 for node in layout.interior.nodes)
     branches = BRANCH_REGISTERS if leaves_out_masked(layout.interior) else 0
+    growth = STAGED_GROWTH if values else GROWTH
     return branches + int(
-        GROWTH * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest)
+        growth * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest)
     )
 
 
@@ -257,9 +272,10 @@ def build(
     constants["SIDES_KNOWN"] = int(fast_ends)
     outside = cval if boundary == "constant" else 0.0
     largest = largest_field(layout.program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
+    kept = layout.kept if chosen.keeps else None
     return StepKernel(
         program, layout.feeds, steps, chosen,
-        source(layout, boundary, cval, name, constants, largest, sends=sends), name,
+        source(layout, boundary, cval, name, constants, kept, largest, sends=sends), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
         shared, registers, boundary == "wrap", fast_ends, bool(branches_of(layout.interior)), sends,
         boundary == "none", layout.program.scalars, ends, far,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from itertools import product
 
 from meshrun.runner.compiler.cuda.steps.layout import (
     ALL_REGISTERS,
@@ -16,6 +17,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     SHARED_BYTES,
     VECTOR_BYTES,
     Axis,
+    Choice,
     Layout,
     NotFusable,
     StepKernel,
@@ -29,6 +31,7 @@ from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.region import Array
 
 WARPS = 12  # of a block, which a processor holds one of
+TILINGS = (2, 4), (2, 3, 4, 6, 8), (8, 12, 16)  # columns and rows of a lane, and warps, that may be measured
 CELLS = 16  # of a lane, in words of 32 bits of the state
 OTHERS = 32  # registers beside those that hold cells
 # Of an H200: the part of its memory's rate that kernels of one step reach; instructions per second that
@@ -52,11 +55,35 @@ def best_steps(program: Program, feeds: Sequence[int | None], most: int, tuning:
     1: kernels of one step, which compile in less time, are about as fast.
     """
     layout, tuning = layout_of(program, feeds), tuning or suggested(program, vectors=True)
-    seconds = [_seconds_per_cell(layout, steps, tuning) for steps in range(1, most + 1)]
+    seconds = [seconds_per_cell(layout, steps, tuning) for steps in range(1, most + 1)]
     return seconds.index(min(seconds)) + 1 if min(seconds) < WORTH * seconds[0] else 1
 
 
-def _seconds_per_cell(layout: Layout, steps: int, tuning: Tuning) -> float:
+def tilings(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
+    """Return the numbers of steps and the tiles that fit a processor, as a block of some warps has them."""
+    layout, found = layout_of(program, feeds), []
+    for columns, rows, warps in product(*TILINGS):
+        tuning = Tuning(columns=columns, lane_rows=rows, warps=warps, vectors=True)
+        steps = 2
+        while fits(layout, steps, tuning):
+            found.append(Choice(steps, tuning))
+            steps += 1
+    return found
+
+
+def fastest_tiling(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
+    """Return the tiling that is fastest as predicted; none if single steps are about as fast.
+
+    For programs that read further than the tile of `suggested` has room for.
+    """
+    layout = layout_of(program, feeds)
+    times = {one: seconds_per_cell(layout, one.steps, one.tuning) for one in tilings(program, feeds)}
+    single = seconds_per_cell(layout, 1, Tuning())
+    best = min(times, key=times.__getitem__, default=None)
+    return [best] if best is not None and times[best] < WORTH * single else []
+
+
+def seconds_per_cell(layout: Layout, steps: int, tuning: Tuning) -> float:
     """Predict the time of one step of a cell on an H200."""
     program = layout.program
     read = sum(one.dtype.itemsize * one.components for one in program.inputs)

@@ -13,6 +13,7 @@ import numpy as np
 
 from meshrun.runner.compiler.passes import ends as ends_pass
 from meshrun.runner.compiler.passes.copied_ends import CopiedEnds, copied_ends_of
+from meshrun.runner.compiler.passes.kept_stages import KeptStages, kept_stages
 from meshrun.runner.compiler.trace.graph import Extents, Operand, Program
 from meshrun.runner.region import Array
 
@@ -49,7 +50,8 @@ class Tuning:
     number of rows to load before they are used, over two axes. blocks: least number that a
     processor holds, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as
     keep the processors busy to the end. vectors: whether to read blocks by vectors, which needs blocks that
-    `takes_vectors` accepts.
+    `takes_vectors` accepts. keeps: whether values that several rows read are kept instead of computed again
+    (`Layout.kept`).
     """
 
     columns: int = 4
@@ -59,6 +61,15 @@ class Tuning:
     blocks: int = 1
     rows: int = 0
     vectors: bool = False
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a kernel takes several steps. steps: of a kernel. tuning: of kernels that read vectors."""
+
+    steps: int
+    tuning: Tuning
 
 
 @dataclass(frozen=True)
@@ -237,6 +248,20 @@ class Layout:
             near = inside if axis == last or ends.late + ends.kept else ends.reach
             found.append(max(inside, near))
         return tuple(found)
+
+    @cached_property
+    def kept(self) -> KeptStages | None:
+        """The values that a kernel may keep for later rows, between the ends of the array; None: none.
+
+        None either if rows near an end are computed later than others, or read rows that others do not.
+        """
+        if self.program.axes != 2 or self.ends[0].late + self.ends[0].kept:
+            return None
+        return kept_stages(self.interior, self.radius[0])
+
+    def computed(self, tuning: Tuning) -> Program:
+        """Return what a kernel computes for each cell between the ends, with the values that it keeps."""
+        return self.kept.program if tuning.keeps and self.kept else self.interior
 
     @property
     def beyond(self) -> int:

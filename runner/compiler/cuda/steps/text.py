@@ -13,7 +13,8 @@ from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, express
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
 from meshrun.runner.compiler.passes.ends import specialised
 from meshrun.runner.compiler.passes.exact_products import with_exact_products
-from meshrun.runner.compiler.trace.graph import BOOL, PLACES, Graph, Node, Offset, Program, in_order
+from meshrun.runner.compiler.passes.kept_stages import KeptStages
+from meshrun.runner.compiler.trace.graph import BOOL, PLACES, Graph, Node, Offset, in_order
 from meshrun.runner.device.api import HEADERS
 from meshrun.runner.region import Shape
 
@@ -26,15 +27,16 @@ def source(
     cval: float,
     name: str,
     constants: dict[str, int],
+    kept: KeptStages | None = None,
     largest: float = 0.0,
     *,
     sends: bool = False,
 ) -> str:
     """Return the whole text of a kernel.
 
-    constants: what kernels/*.cuh expect to be defined. largest: of the elements of fields, if products need
-    not be rounded inside the array (`exact_products`); 0: they are everywhere. sends: whether the kernel
-    stores rows into other ranks' halos, over two axes.
+    constants: what kernels/*.cuh expect to be defined. kept: the values that the kernel keeps. largest: of
+    the elements of fields, if products need not be rounded inside the array (`exact_products`); 0: they are
+    everywhere. sends: whether the kernel stores rows into other ranks' halos, over two axes.
     """
     three = layout.program.axes == 3
     numbers = (
@@ -74,7 +76,8 @@ def source(
         values.append(f"{{{', '.join([*(f'int({axis}{n})' for n in range(5)), *map(str, alike[axis])])}}}")
     values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
     signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
-    texts = _texts(layout, constants, cval, exact=largest > 0)
+    texts = _texts(layout, constants, cval, kept, exact=largest > 0)
+    kept_rows = [f"X({n}, {ctype(one.dtype)})" for n, one in enumerate(kept.operands if kept else ())]
     return "\n".join(
         [
             *(f"#define {one} {value}" for one, value in constants.items()),
@@ -83,6 +86,7 @@ def source(
             f"#define PLANES(X) {' '.join(planes)}",
             f"#define SINGLES(X) {' '.join(singles)}",
             f"#define PAIRS(X) {' '.join(pairs)}",
+            f"#define VALUES(X) {' '.join(kept_rows)}",
             file_text("operations.cuh"),
             *([file_text("flags.cuh", HEADERS)] if sends else []),
             file_text("async_copies.cuh"),
@@ -105,17 +109,20 @@ def source(
     )
 
 
-def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: bool) -> list[str]:
+def _texts(
+    layout: Layout, constants: dict[str, int], cval: float, kept: KeptStages | None, *, exact: bool
+) -> list[str]:
     """Return the functions that compute a lane's cells.
 
-    exact: whether products need not be rounded where there are no edges.
+    kept: the values that the kernel keeps. exact: whether products need not be rounded where there are no
+    edges.
     """
     program, graph, axes = layout.program, layout.program.graph, layout.program.axes
     three = axes == 3
     result = (
         "const Planes& planes, int here, const Place& at, Patch& out"
         if three
-        else ("const Rows& rows, int here, const Place& at, Row& out")
+        else ("Rows& rows, int here, const Place& at, Row& out")
     )
 
     def text(
@@ -123,7 +130,7 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
     ) -> list[str]:
         one = replace(program, results=results)
         one, at_ends = with_exact_products(one) if exactly else one, results is not layout.interior.results
-        return body(layout, one, constants, cval, at_ends=at_ends, whole_lanes=whole_lanes, late=late)
+        return body(layout, one.results, constants, cval, at_ends=at_ends, whole_lanes=whole_lanes, late=late)
 
     def within(first: int, last: int) -> Results:
         """Return the results for some rows or planes, where conditions along its columns are open."""
@@ -132,7 +139,16 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
 
     # Which text is for which loop: inside the array, at its ends along all axes but the first, along which
     # conditions are decided, and at any edge.
-    inside, edges, near = text(layout.interior.results, exactly=exact), program.results, layout.ends[0]
+    # The loop for edges computes kept values again, and keeps those that the loop inside begins with.
+    edges, near, keeping = program.results, layout.ends[0], list[str]()
+    if kept is None:
+        inside = text(layout.interior.results, exactly=exact)
+    else:
+        computed = with_exact_products(kept.program) if exact else kept.program
+        inside = body(layout, computed.results, constants, cval, leads=kept.leads)
+        values = kept.program.results[len(layout.feeds) :]
+        keeping = ["    move_up(rows, LEVEL - 1);", "    {"]
+        keeping += [*body(layout, values, constants, cval, leads=kept.leads), "    }"]
     parts = [("WHERE == INSIDE", inside)]
     if layout.has_ends:
         sides = program.results if axes == 1 else within(near.before, program.lengths[0] - near.after)
@@ -150,6 +166,7 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
         rows = text(specialised(graph, program.results, tuple(first), tuple(last)))
         of_tile = "near_end(at.all.x, at.column - int(threadIdx.x) % LANES * C)"
         general = [f"    if ({of_tile}) {{", *general, "    } else {", *rows, "    }"]
+    general = [*keeping, *general]
     found = [
         "template <Where WHERE, int LEVEL>",
         f"INLINE void compute({result}) {{",
@@ -393,6 +410,9 @@ class Writer:
         *others, column = node.offset
         first, *middle = others or [0]
         plane = (node.input, node.component)
+        kept = node.input - len(self.layout.program.inputs)
+        if kept >= 0:
+            return f"rows.value{kept}[LEVEL - 1][modulo(here + {first}, SLOTS)][{column}]"
         operand = self.layout.operand(plane)
         kind, constant = ctype(operand.dtype), literal(cast(self.cval, operand.dtype), operand.dtype)
         if plane in self.layout.state:
@@ -460,29 +480,40 @@ def node_reads(
 
 def body(
     layout: Layout,
-    program: Program,
+    results: Results,
     constants: dict[str, int],
     cval: float,
     *,
+    leads: Sequence[int] = (),
     at_ends: bool = False,
     whole_lanes: bool = False,
     late: int = 0,
 ) -> list[str]:
     """Return the statements that compute a lane's cells of all planes.
 
-    program: with the layout's planes. at_ends: as of `Writer`. whole_lanes: whether lanes begin at multiples
-    of their columns in the array. late: how many rows further up the cells are than the lane's row.
+    results: of the layout's planes, if any, and then kept values. leads: of the values, as of `KeptStages`.
+    at_ends: as of `Writer`. whole_lanes: whether lanes begin at multiples of their columns in the array.
+    late: how many rows further up the cells are than the lane's row.
     """
     rows, columns = constants.get("H", 1), constants["C"]
+    program, outputs = layout.program, len(results) - len(leads)
     lane = LaneCells(program.graph, columns if whole_lanes else 0, program.lengths)
     writer = Writer(layout, columns, rows, cval, lane, at_ends)
     cells = []  # plane and cell of a result, and its node
     for row, column in product(range(rows), range(columns)):
         shift = {1: (column,), 2: (-late, column), 3: (0, row, column)}[program.axes]
-        for place, result in zip(layout.feeds, program.results, strict=True):
+        for place, result in zip(layout.feeds, results[:outputs], strict=outputs > 0):
             for component, node in enumerate(lane.moved(result, shift)):
                 number = layout.state.index((place, component))
                 cells.append((number, row * columns + column, node))
+    # A kept value is written before what reads it, also before a branch in which that is computed.
+    for number, (lead, result) in enumerate(zip(leads, results[outputs:], strict=True)):
+        nodes = [lane.moved(result, (lead, column))[0] for column in range(columns)]
+        writer.plan(nodes)
+        row_of = f"rows.value{number}[LEVEL - 1][modulo(here + {lead}, SLOTS)]"
+        writer.lines += [
+            f"    {row_of}[{column}] = {writer.name(node)};" for column, node in enumerate(nodes)
+        ]
     writer.plan(node for *_, node in cells)
     ends = [f"    out.w{number}[{cell}] = {writer.name(node)};" for number, cell, node in cells]
     return writer.lines + ends

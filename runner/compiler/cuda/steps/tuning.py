@@ -1,4 +1,4 @@
-"""Tunings of a kernel of several steps, the fastest first: predicted, or measured once and kept.
+"""Tunings of a kernel of several steps, the fastest first: predicted, or measured by a run and kept.
 
 How many steps a run takes in one kernel is decided in runner/steps/steps_per_kernel.py. Choices change how
 long a run takes and no bit of its results.
@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
 from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
-from meshrun.runner.compiler.cuda.steps.kernel import fitting_steps, predicted_strips, valid_columns
+from meshrun.runner.compiler.cuda.steps.kernel import (
+    fitting_steps,
+    keeps_values,
+    predicted_strips,
+    valid_columns,
+)
 from meshrun.runner.compiler.cuda.steps.layout import (
     DEVICE_MEMORY,
     LANES,
     PROCESSORS,
     SCHEDULERS,
-    Axis,
+    Choice,
+    NotFusable,
     Tuning,
     best_height,
     interior,
@@ -30,17 +37,15 @@ from meshrun.runner.compiler.cuda.steps.layout import (
 from meshrun.runner.compiler.passes.branches import common_nodes, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field, with_exact_products
 from meshrun.runner.compiler.trace.graph import Operand, Program
-from meshrun.runner.device.api import Backend
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Shape
 from meshrun.runner.system import cached_files
-from meshrun.runner.system.compiler import NotCompiled
 
 COLUMNS, BLOCKS = (2, 4), (4, 3, 2)  # of the choices
-MEASURED = 4  # choices, the best ones as predicted
-ROUNDS, LAUNCHES = 3, 8  # the device waits for the first launch of a round, if it is faster than the host
-WORTH_MEASURING = 100.0  # seconds that a run takes as predicted; measuring takes 20, most of it the compiler
-SAMPLE_BYTES = 2 << 30  # of the fields, at most; a quarter of the free memory if that is less
-ALIGNED = 128  # bytes from row to row of a sample are a multiple
+MEASURED = 5  # choices, the best ones as predicted
+MOST_ALIKE = 2  # of these, of a number of steps, besides the first
+NEAR = 1.35  # predicted time of a choice that is measured, over that of the first
+WORTH_MEASURING = 20.0  # seconds that a run takes as predicted; to compile the choices takes about as long
+LEAST_PASS = 5e-5  # seconds of a kernel, as predicted; a host may launch shorter ones more slowly
 # Of an H200: instructions per second, and the part of these that is reached, by the columns of a lane and the
 # blocks of 4 warps that a processor holds at least.
 INSTRUCTIONS = 36e12
@@ -51,18 +56,10 @@ SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
 SLOW = {"hypot": 20}  # operations that are as many others
+# Operations that a division takes longer than others, by the columns of a lane: it waits for its own steps,
+# and lanes of more columns leave room for fewer warps that compute meanwhile.
+DIVISION = {2: 7, 4: 13}
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
-
-# (own cells of the inputs, of the outputs, what lies beside them): returns what takes the steps.
-BindSteps = Callable[[Sequence[Array], Sequence[Array], Sequence[Axis]], Callable[[], None]]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """steps: of a kernel. tuning: of kernels that read vectors."""
-
-    steps: int
-    tuning: Tuning
 
 
 def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None = None) -> list[Choice]:
@@ -75,12 +72,16 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     if program.axes > 2:
         tuning = step_kernel_3d.suggested(program, vectors=True)
         most = fitting_steps(program, feeds, tuning)
-        if most > 1 and layout_of(program, feeds).ends_read_further:
-            return []  # the text for tiles at the ends is long, and such tiles are many
+        try:
+            if layout_of(program, feeds).ends_read_further:
+                return []  # the text for tiles at the ends is long, and such tiles are many
+        except NotFusable:
+            return []
         best = step_kernel_3d.best_steps(program, feeds, most, tuning) if most > 1 else 1
-        return [Choice(best, tuning)] if best > 1 else []
-    for columns, blocks in product(COLUMNS, BLOCKS):
-        tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
+        return [Choice(best, tuning)] if best > 1 else step_kernel_3d.fastest_tiling(program, feeds)
+    keeps = (False, True) if keeps_values(program, feeds) else (False,)
+    for columns, blocks, kept in product(COLUMNS, BLOCKS, keeps):
+        tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True, keeps=kept)
         steps = fitting_steps(program, feeds, tuning)
         least = 2 if shape is not None and program.axes == 2 else max(steps - 1, 2)
         found += [Choice(one, tuning) for one in range(least, steps + 1)]
@@ -110,14 +111,15 @@ def seconds_per_cell(
     shape: as of `choices`. In a small array, rows that two strips compute, tiles at its ends, and places of
     warps that have nothing left to do take part of the time.
     """
-    tuning, fed, inside = choice.tuning, [place for place in feeds if place is not None], interior(program)
+    tuning, fed = choice.tuning, [place for place in feeds if place is not None]
+    inside = layout_of(program, feeds).computed(tuning) if tuning.keeps else interior(program)
     exact = largest_field(program, fed, choice.steps, 0.0) > 0
     columns = valid_columns(program, feeds, choice.steps, tuning)
     valid = columns / (LANES * tuning.columns)
     read, written = _bytes_of(program.inputs), _bytes_of(program.outputs)
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / DEVICE_MEMORY
     of_others = sum(one.offset[-1] != 0 for one in inside.loads) / tuning.columns
-    operations = _operations(inside, exact)
+    operations = _operations(inside, exact) + _divisions(inside) * DIVISION[tuning.columns]
     # Two columns of pairs are as many elements of a lane as four others.
     columns_of_one = min(tuning.columns * max(one.components for one in program.inputs), max(COLUMNS))
     rate = INSTRUCTIONS * REACHED[columns_of_one, tuning.blocks] * valid
@@ -143,84 +145,104 @@ def _operations(program: Program, exact: bool) -> int:
     return math.ceil(operations * UNEVEN) if leaves_out_masked(program) else operations
 
 
+@lru_cache
+def _divisions(program: Program) -> int:
+    """Return the divisions of a cell for which no branch is needed."""
+    return sum(node.op == "divide" for node in common_nodes(program, (True,)))
+
+
+def candidates(program: Program, feeds: Sequence[int | None], shape: Shape) -> list[Choice]:
+    """Return choices that may be the fastest for a block of this shape, the one of `choices` first.
+
+    At most `MEASURED`, predicted to take less than `NEAR` times as long as the first; none without a first.
+    shape: of this rank's own cells, per grid axis.
+    """
+    found = choices(program, feeds, shape)
+    if not found:
+        return []
+    first = found[0]
+    others = found if program.axes < 3 else step_kernel_3d.tilings(program, feeds)
+    most = NEAR * predicted_seconds(program, feeds, first, shape)
+    times = {one: predicted_seconds(program, feeds, one, shape) for one in others if one != first}
+    # Tilings of equally many steps are often predicted to be alike.
+    near, alike = [first], Counter[int]()
+    for one in sorted(times, key=times.__getitem__):
+        if times[one] <= most and alike[one.steps] < MOST_ALIKE and len(near) < MEASURED:
+            near.append(one)
+            alike[one.steps] += 1
+    return near
+
+
+def predicted_seconds(program: Program, feeds: Sequence[int | None], choice: Choice, shape: Shape) -> float:
+    """Predict the time of one step of a block of this shape on an H200."""
+    if program.axes == 3:
+        cell = step_kernel_3d.seconds_per_cell(layout_of(program, feeds), choice.steps, choice.tuning)
+    else:
+        cell = seconds_per_cell(program, feeds, choice, shape)
+    return cell * math.prod(shape)
+
+
+@dataclass(frozen=True)
+class ChosenKernel:
+    """The choice with which a run begins.
+
+    source: "predicted", "measured" by this run, or "kept" by an earlier one. rivals: choices to measure on
+    the first passes of the run, the predicted one first; none if it is too short. seconds: of a step,
+    predicted. file: in which the fastest is kept. unreadable: whether the file is there, and is not one that
+    meshrun has written for this kernel. compared, speedup: if measured, the number of choices that compiled,
+    and how many times as fast the fastest is as the predicted one.
+    """
+
+    choice: Choice
+    source: str
+    rivals: tuple[Choice, ...] = ()
+    seconds: float = 0.0
+    file: Path | None = None
+    unreadable: bool = False
+    compared: int | None = None
+    speedup: float | None = None
+
+
 def chosen(
     program: Program,
     feeds: Sequence[int | None],
     shape: Shape,
     steps: int,
-    text: str,
-    backend: Backend,
-    binder: Callable[[Choice], BindSteps],
+    words: Sequence[str],
     folder: Path | None,
-) -> Choice | None:
+) -> ChosenKernel | None:
     """Return the choice for a run of `steps` steps; None if no kernel takes several.
 
-    The fastest of a few if an earlier run or this one measured them, for blocks of about this size; else the
-    predicted one. shape: of this rank's own cells. text: what the choice depends on beside the device and the
-    shape. binder: returns what binds a choice's kernel. folder: of kept choices.
+    shape: of this rank's own cells. words: what the fastest choice depends on besides the shape, which counts
+    to a power of two. folder: of kept choices; None: nothing is measured.
     """
-    possible = choices(program, feeds, shape[: program.axes])
-    if len(possible) < 2:
-        return next(iter(possible), None)
-    sizes = [math.ceil(math.log2(length)) for length in shape[: program.axes]]
-    path = cached_files.path_of(folder, [backend.device.name, str(sizes), text], ".steps")
-    kept = cached_files.read(path)
-    for one in possible:
-        if kept == _bytes(one):
-            return one
-    seconds = seconds_per_cell(program, feeds, possible[0], shape[: program.axes])
-    seconds *= math.prod(shape[: program.axes]) * steps
-    if seconds < WORTH_MEASURING:
-        return possible[0]
-    best = fastest(program, feeds, shape, possible[:MEASURED], backend, binder)
-    cached_files.keep(path, _bytes(best))
-    return best
+    shape = shape[: program.axes]
+    possible = candidates(program, feeds, shape)
+    if not possible:
+        return None
+    first = possible[0]
+    sizes = [math.ceil(math.log2(max(length, 1))) for length in shape]
+    file = cached_files.path_of(folder, [*words, str(sizes)], ".steps")
+    kept = kept_choice(cached_files.read(file) or b"")
+    if kept is not None and 1 < kept.steps <= fitting_steps(program, feeds, kept.tuning):
+        return ChosenKernel(kept, "kept")
+    seconds = predicted_seconds(program, feeds, first, shape)
+    unreadable = file is not None and file.exists()
+    worth = seconds * steps >= WORTH_MEASURING and seconds * first.steps >= LEAST_PASS
+    if file is None or not worth or len(possible) < 2:
+        return ChosenKernel(first, "predicted", file=file, unreadable=unreadable)
+    return ChosenKernel(first, "predicted", tuple(possible), seconds, file, unreadable)
 
 
-def fastest(
-    program: Program,
-    feeds: Sequence[int | None],
-    shape: Shape,
-    possible: Sequence[Choice],
-    backend: Backend,
-    binder: Callable[[Choice], BindSteps],
-) -> Choice:
-    """Measure choices on part of a rank's cells, and return the one whose steps take the least time."""
-    size = _bytes_of(program.inputs, program.outputs)
-    cells = min(SAMPLE_BYTES, backend.free_memory() // 4) // size
-    rows = max(min(shape[0], cells // math.prod(shape[1 : program.axes])), 1)
-    part = (rows, *shape[1 : program.axes])
-    inputs, outs = (
-        [_ones(backend, part, one) for one in operands] for operands in (program.inputs, program.outputs)
-    )
-    axes = [Axis(length, 0, length) for length in part]
-    times = []
-    for one in possible:
-        try:
-            take = binder(one)(inputs, outs, axes)
-        except NotCompiled:  # a run with this choice alone would say so
-            times.append(math.inf)
-            continue
-        take()
-        spans = []
-        for _ in range(ROUNDS):
-            begin = backend.mark()
-            for _ in range(LAUNCHES):
-                take()
-            spans.append((begin, backend.mark()))
-        backend.synchronize()
-        times.append(min(backend.elapsed(*span) for span in spans) / one.steps)
-    return possible[times.index(min(times))]
-
-
-def _ones(backend: Backend, shape: Shape, operand: Operand) -> Array:
-    """Return ones, in rows that begin where a vector may. shape: of the grid."""
-    unit = max(ALIGNED // (operand.dtype.itemsize * operand.components), 1)
-    row = math.ceil(shape[-1] / unit) * unit
-    whole = backend.empty((*shape[:-1], row, *operand.trailing), operand.dtype)
-    whole[...] = 1
-    return whole[tuple(map(slice, shape))]
-
-
-def _bytes(choice: Choice) -> bytes:
+def kept_form(choice: Choice) -> bytes:
+    """Return the contents of a file that keeps a choice."""
     return json.dumps(asdict(choice), sort_keys=True).encode()
+
+
+def kept_choice(content: bytes) -> Choice | None:
+    """Return the choice that a file's contents keep; None if they keep none."""
+    try:
+        fields = json.loads(content)
+        return Choice(fields["steps"], Tuning(**fields["tuning"]))
+    except (ValueError, TypeError, KeyError):
+        return None

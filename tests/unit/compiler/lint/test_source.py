@@ -65,7 +65,9 @@ def test_what_was_typed_has_no_source() -> None:
     names: dict[str, Any] = {}
     exec("def typed(block):\n    return block[50] if block[50] else block", names)
     assert source_of(names["typed"].__code__) is None
-    assert needs_of(names["typed"], 2, {}) == Needs((0, 0))
+    needs = needs_of(names["typed"], 2, {})
+    assert (needs.lengths, needs.magnitudes) == ((0, 0), ())
+    assert str(needs.rare) == "((0.0, 1.0), (2.0, nan), (2.0, inf))", "it may branch on any value"
 
 
 def test_numbers_are_found_as_they_are_written() -> None:
@@ -74,5 +76,6 @@ def test_numbers_are_found_as_they_are_written() -> None:
     def of_the_row(block: Any) -> Any:
         return block[50] if block.max() > 1000 else block
 
-    assert needs_of(of_the_row, 2, {}) == Needs((52, 0), (1000.0,))
+    rare = (0, 1), (1000, 2), (2, 1000, -1000)
+    assert needs_of(of_the_row, 2, {}) == Needs((52, 0), (1000.0,), rare)
     assert needs_of(named, 2, {}) == Needs((0, 0))

@@ -62,6 +62,9 @@ class Costly(ToyFleet):
     def clock(self) -> float:
         return self.now
 
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
     def pass_time(self, what: str, nbytes: int, samples: int) -> None:
         self.requested.append((what, nbytes, samples))
         setup = 0.3 if what == "rings" else 0.002

@@ -135,7 +135,7 @@ def test_load_of_a_neighbour_is_no_fault() -> None:
             busy = [1 in (self.places[a].host, self.places[b].host) for a, b in flows]
             return np.where(np.array(busy)[:, None] & (self.now < 7), 2 * seconds, seconds)
 
-    plan = replace(PLAN, rungs=("host pairs",), retest_span=20.0)
+    plan = replace(PLAN, rungs=("host pairs",), retest_span=20.0, first_span=0.0)
     assert climb_ladder(Loaded(0, sigma=0.02), plan).findings == ()
     assert climb_ladder(Loaded(0, sigma=0.02), replace(plan, retest_span=0.0)).findings != ()
 
@@ -172,8 +172,11 @@ def test_what_slows_most_rows_at_one_moment_is_removed_and_no_more() -> None:
 
 
 def test_a_first_look_with_few_rounds_is_more_than_one_moment() -> None:
-    assert first_samples(1, Plan()) == (80, 5)
-    assert first_samples(3, Plan()) == (67, 2)
-    assert first_samples(7, Plan()) == (58, 1)
+    at_once = replace(Plan(), first_span=0.0)
+    assert first_samples(1, at_once) == (80, 5)
+    assert first_samples(3, at_once) == (67, 2)
+    assert first_samples(7, at_once) == (58, 1)
+    assert first_samples(1, Plan()) == (34, 12)
+    assert first_samples(7, Plan()) == (6, 11)
     assert first_samples(63, Plan()) == (7, 1)
     assert first_samples(1000, Plan()) == (Plan().samples, 1)

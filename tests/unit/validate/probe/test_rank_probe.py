@@ -767,6 +767,25 @@ def test_sizes_of_cpus() -> None:
     assert found[0].tolerance == pytest.approx(-math.log(0.75))
 
 
+def test_ranks_of_quick_that_share_cores_are_suspects_only_if_slower_than_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body(world: World) -> Plan:
+        world.backend.free_memory = lambda: 1 << 40
+        return fit_to_devices(world, Plan(quick=True))
+
+    def on_cores(cores: set[int], limit: int) -> Plan:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+        monkeypatch.setattr(ranks_buffers, "host_processors", lambda: limit)
+        return ranks(4, body)[0]
+
+    own, shared, limited = on_cores({0, 1, 2, 3}, 8), on_cores({0, 1}, 8), on_cores({*range(8)}, 1)
+    assert [one.ranks_per_core for one in (own, shared, limited)] == [1, 2, 4]
+    assert (own.critical, shared.critical, limited.critical) == (0.75, 0.375, 0.1875)
+    assert limited.blind == own.blind / 4
+    assert limited.tolerance == pytest.approx(-math.log(0.1875))
+
+
 def test_sizes_fit_the_rank_that_has_least() -> None:
     def body(world: World) -> Plan:
         free = 96 * MIB if world.rank == 1 else 1 << 40

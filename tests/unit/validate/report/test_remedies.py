@@ -7,6 +7,7 @@ from typing import get_args
 
 import made_report
 
+from meshrun.jobs.validate.plan import QUICK_ON_CPUS
 from meshrun.jobs.validate.report.model import Report
 from meshrun.jobs.validate.report.remedies import ADVICE, SAME, remedies
 from meshrun.jobs.validate.verdict import Finding, FindingKind, Verdict
@@ -26,6 +27,17 @@ def test_every_kind_of_finding_has_its_advice_and_command() -> None:
 
 def verdict_of(report: Report, one: Finding) -> Verdict:
     return replace(report.verdict, findings=(one,), alarms=())
+
+
+def test_an_unknown_verdict_of_quick_on_cpus_names_the_command_that_takes_the_time() -> None:
+    report = replace(made_report.cpu(), command="meshrun -n 8 validate --quick")
+    unknown = replace(report.verdict, status="unknown", findings=(), alarms=(), not_judged=("pairs: noise",))
+    (usual,) = remedies(replace(report, verdict=unknown))
+    assert usual.command == "meshrun -n 8 validate --quick"
+    noted = replace(unknown, not_judged=(*unknown.not_judged, QUICK_ON_CPUS))
+    (longer,) = remedies(replace(report, verdict=noted))
+    assert longer.command == "meshrun -n 8 validate --quick --budget 2m"
+    assert remedies(replace(report, verdict=replace(noted, status="ok"))) == []
 
 
 def test_advice_knows_the_bus_and_processors() -> None:
