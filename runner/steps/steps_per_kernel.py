@@ -81,7 +81,7 @@ def choose_steps(
     around = _steps_around(task, fused)
     several = fused == 1 or (limit > 0 and not one_copy and _can_follow(task))
     if not asked and on_device and kernel is not None and several and not one_copy and not one_by_one:
-        steps = _fastest_steps(task, fused, min(limit, around or limit))
+        steps = _fastest_steps(task, fused)
 
     # Fewer if the function, the kernel or the smallest block allows only fewer.
     if one_copy and steps > 1 and kernel is None and "here" in task.job.services:
@@ -159,24 +159,26 @@ def _steps_around(task: Task, fused: int) -> int:
     return fused + (task.shape[0] - -(-task.shape[0] // parts) - 1) // width if task.wraps_along(0) else 0
 
 
-def _fastest_steps(task: Task, fused: int, limit: int) -> int:
+def _fastest_steps(task: Task, fused: int) -> int:
     """Return the steps between two exchanges that take the least time, as predicted, on a device.
 
-    fused: steps of a kernel. limit: the most steps between two exchanges; 0: nothing is exchanged.
+    fused: steps of a kernel.
 
     An exchange takes `EXCHANGE` seconds beside the time of its bytes. For more steps these are as many times
     more, and more than that of a field of which a single step reads own cells only. With `steps` between two
     exchanges, a kernel computes (steps - fused) / 2 layers more per cell of the halo along each axis that is
-    split.
+    split. All of these are fewer than the own ones of the smallest block, so that an exchange may overlap with
+    work.
     """
     region = task.partition[0]
     if fused > 1 and len(region.shape) != 2:  # not measured
         return fused
     moved = task.input_bytes(region) + task.result_bytes(region)
-    extra = 0.0
+    extra, most = 0.0, _steps_within_halo(task)
     for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):
-        if parts > 1 and length:
+        if parts > 1 and length and width != (0, 0):
             extra += sum(width) * moved / length / DEVICE_MEMORY
+            most = min(most, (length - 1) // sum(width))
     exchange, least, kept = EXCHANGE, 0.0, _handed_on(task) if fused == 1 else ()
     if fused > 1 or len(region.shape) > 2:
         exchange, least, extra = LATE_EXCHANGE, WORTH * moved / DEVICE_MEMORY, LATENCY * extra
@@ -185,7 +187,7 @@ def _fastest_steps(task: Task, fused: int, limit: int) -> int:
         received = halo_bytes(task, region, steps, kept if steps <= HANDED_ON else ())
         return (exchange + received / LINK) / steps + (steps - fused) / 2 * extra
 
-    choices = [fused * kernels for kernels in KERNELS_BETWEEN if kernels == 1 or fused * kernels <= limit]
+    choices = [fused * kernels for kernels in KERNELS_BETWEEN if kernels == 1 or fused * kernels <= most]
     best = min(choices, key=seconds)
     return best if seconds(fused) - seconds(best) > least else fused
 
