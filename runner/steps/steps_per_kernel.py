@@ -170,8 +170,10 @@ def _fastest_steps(task: Task, fused: int) -> int:
     split. All of these are fewer than the own ones of the smallest block, so that an exchange may overlap with
     work.
     """
-    region = task.partition[0]
-    if fused > 1 and len(region.shape) != 2:  # not measured
+    region, kernel = task.partition[0], task.kernel
+    assert kernel is not None
+    # Kernels over one axis or three were not measured; those with rivals take so long that they hide exchanges.
+    if fused > 1 and (len(region.shape) != 2 or kernel.rivals):
         return fused
     moved = task.input_bytes(region) + task.result_bytes(region)
     extra, most = 0.0, _steps_within_halo(task)

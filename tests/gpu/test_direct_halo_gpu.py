@@ -24,6 +24,7 @@ from meshrun.runner.errors import RunError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps import steps_per_kernel
 from meshrun.runner.system.launcher import detect_launcher
 from meshrun.runner.world.world import World, open_world
 
@@ -234,6 +235,7 @@ def test_a_dead_neighbour_is_named(
 ) -> None:
     """Rank 0 leaves its exchanges out, or its kernels of several steps tell nobody that they have ended."""
     monkeypatch.setattr(direct, "PATIENCE", 2.0)
+    monkeypatch.setattr(steps_per_kernel, "KERNELS_BETWEEN", (1,))
     sending, original = DirectHalos.sending, DirectHalos.check
     nowhere, raised = cupy.zeros(1, np.uint64), []
 

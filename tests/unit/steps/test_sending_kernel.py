@@ -26,7 +26,7 @@ from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.errors import RunError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.run.declare import distribute
-from meshrun.runner.steps import halo_path, stepper
+from meshrun.runner.steps import halo_path, stepper, steps_per_kernel
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 STEPS = 11  # of a kernel of 3 and of one of 2
@@ -146,6 +146,7 @@ def test_steps_are_a_plain_loop(
 def test_graphs_hold_the_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, halo_library: Path
 ) -> None:
+    monkeypatch.setattr(steps_per_kernel, "KERNELS_BETWEEN", (1,))
     monkeypatch.setattr(stepper, "EAGER", 2)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
