@@ -618,7 +618,7 @@ class Stepper(StepBlocks[DistributedArray]):
         halo that this rank's last one would store.
         """
         halos, kernel = self._device_halos, self.task.kernel
-        alone = 1 < self.fused_steps and self.steps_per_exchange <= self.fused_steps
+        alone = self.fused_steps > 1 and self.steps_per_exchange <= self.fused_steps
         possible = alone and kernel is not None and kernel.sends and not self.overlap
         if not possible or not isinstance(halos, DirectHalos):
             return None

@@ -17,11 +17,13 @@ from meshrun.runner.plan.task import Task
 EXCHANGE = 8e-6  # seconds of an exchange between devices, without the time of its bytes
 LINK = 3e11  # bytes per second that a device receives from its neighbours
 KERNELS_BETWEEN = (1, 2, 4, 8)  # kernels between two exchanges that are considered
-# Of fields for which kernels have few threads: volumes, and kernels of several steps. An exchange, in seconds;
-# how many times as long cells take as the memory would; and the least that fewer exchanges must save, as part
-# of the time in which the memory reads and writes the fields: kernels of large fields hide an exchange.
-# Measured on two H200s with Cahn-Hilliard of 512^2 and 128^3 and acoustic waves of 128^3.
-LATE_EXCHANGE, LATENCY, WORTH = 5e-6, 4, 0.1
+# The same for volumes and for kernels of several steps, from Cahn-Hilliard of 512^2 and 128^3 and acoustic
+# waves of 128^3 on two H200s.
+SHORT_EXCHANGE = 5e-6  # seconds of an exchange
+LATENCY = 4  # times as long as memory takes for the bytes of a cell: small fields have few threads
+# The least that fewer exchanges must save, as part of the time in which memory reads and writes the fields:
+# kernels of large fields hide exchanges.
+WORTH = 0.1
 HANDED_ON = 2  # steps between two exchanges, at most, with which fields share their blocks: see `_handed_on`
 
 
@@ -30,7 +32,7 @@ class StepCounts:
     """How steps are grouped.
 
     per_kernel: steps that one kernel takes at most; 1: each step is a pass of its own. per_exchange: steps
-    between two halo exchanges, by one kernel or several; where nothing is exchanged, those of one. lowered: why
+    between two halo exchanges, of one kernel or several; where nothing is exchanged, of one. lowered: why
     per_exchange is fewer than what was asked for; "" if it is not. handed_on: the fields that share their two
     blocks with another, {before: now}; see `steps.blocks`. Their next values are not written. rivals: the
     choices of the kernel that the run measures (`steps.kernel_trial`), if there are several: the blocks have
@@ -60,10 +62,10 @@ def choose_steps(
 ) -> StepCounts:
     """Return how the steps of a task are grouped.
 
-    asked: steps between two exchanges; 0: as many as one kernel takes, or on a device as many kernels' as take
-    the least time. one_by_one: something is done before each step. one_copy: the fields are
-    in memory once (`steps.blocks`). on_device: blocks are on a GPU. in_chunks: the fields are streamed: each
-    chunk has cells that neighbours compute too, also beyond the array's ends.
+    asked: steps between two exchanges; 0: as many as one kernel takes, or on a device as many kernels as take
+    the least time. one_by_one: something is done before each step. one_copy: the fields are in memory once
+    (`steps.blocks`). on_device: blocks are on a GPU. in_chunks: the fields are streamed: each chunk has cells
+    that neighbours compute too, also beyond the array's ends.
     """
     kernel, grid = task.kernel, task.partition.grid
 
@@ -108,10 +110,10 @@ def choose_steps(
 def _handed_on(task: Task) -> Mapping[int, int]:
     """Return the fields that share their two blocks with another if steps are passes of their own.
 
-    No halo of the first, `before`, is exchanged. It is read at the cells that a step computes, and was computed or exchanged
-    there as `now`: of two steps between two exchanges, the first one reads what the first of the two before has
-    left, and has as many cells to compute. The first of three would have more. Series are computed after the
-    step, of what the fields were.
+    The halo of `before` is not exchanged. A step reads it only at the cells that it computes. Those of the
+    first of two steps between two exchanges were computed by the first of the two steps before, or exchanged
+    as `now`. The first of three steps would read more. Series are computed after the step, of what the fields
+    were.
     """
     if task.kernel is None or not task.fills_in_place:
         return {}
@@ -151,8 +153,9 @@ def _can_follow(task: Task) -> bool:
 
 
 def _steps_around(task: Task, fused: int) -> int:
-    """Return the most steps between two exchanges for which kernels of `fused` steps compute fewer rows than
-    the array has, beyond whose ends rows continue: a kernel takes as many for the whole array. 0: no limit."""
+    """Return the most steps between two exchanges for which a kernel of `fused` steps computes fewer rows
+    than an array has whose ends meet: it takes as many rows for the whole array. 0: no limit.
+    """
     kernel, parts, width = task.kernel, task.partition.grid[0], sum(task.widths[0])
     if kernel is None or not kernel.takes_rows or fused == 1 or parts == 1 or not width:
         return 0
@@ -167,12 +170,12 @@ def _fastest_steps(task: Task, fused: int) -> int:
     An exchange takes `EXCHANGE` seconds beside the time of its bytes. For more steps these are as many times
     more, and more than that of a field of which a single step reads own cells only. With `steps` between two
     exchanges, a kernel computes (steps - fused) / 2 layers more per cell of the halo along each axis that is
-    split. All of these are fewer than the own ones of the smallest block, so that an exchange may overlap with
-    work.
+    split. They are fewer than the block's own, so that an exchange may overlap with work.
     """
     region, kernel = task.partition[0], task.kernel
     assert kernel is not None
-    # Kernels over one axis or three were not measured; those with rivals take so long that they hide exchanges.
+    # Kernels over one axis or three were not measured. Those with rivals take so long that they hide
+    # exchanges.
     if fused > 1 and (len(region.shape) != 2 or kernel.rivals):
         return fused
     moved = task.input_bytes(region) + task.result_bytes(region)
@@ -183,7 +186,7 @@ def _fastest_steps(task: Task, fused: int) -> int:
             most = min(most, (length - 1) // sum(width))
     exchange, least, kept = EXCHANGE, 0.0, _handed_on(task) if fused == 1 else ()
     if fused > 1 or len(region.shape) > 2:
-        exchange, least, extra = LATE_EXCHANGE, WORTH * moved / DEVICE_MEMORY, LATENCY * extra
+        exchange, least, extra = SHORT_EXCHANGE, WORTH * moved / DEVICE_MEMORY, LATENCY * extra
 
     def seconds(steps: int) -> float:
         received = halo_bytes(task, region, steps, kept if steps <= HANDED_ON else ())

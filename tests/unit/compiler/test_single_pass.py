@@ -347,7 +347,7 @@ def test_marches_through_small_volumes_have_more_threads() -> None:
     ("planes", "march"), [(60, 8), (64, 8), (65, 9), (68, 9), (76, 10), (96, 12), (97, 8), (128, 8)]
 )
 def test_blocks_of_a_small_volume_run_at_once(planes: int, march: int) -> None:
-    """Eight marches, of 16 blocks each, find a processor each: more planes of each are faster than a ninth."""
+    """Each block of eight layers has a processor: more planes of each are faster than a ninth layer."""
     tile = choose_tile(example("diffusion3d", "float32", 3), lengths=(planes, 128, 128))
     assert tile[0] == march
 

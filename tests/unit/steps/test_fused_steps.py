@@ -204,7 +204,9 @@ def test_rows_of_a_kernel_never_go_around_the_array(tmp_path: Path, monkeypatch:
     )
     assert same
     assert record["steps"]["steps_per_exchange"] == 7
-    assert "--steps-per-exchange 8 is lowered to 7: the halo of 8 steps reaches around" in record["warnings"][0]
+    assert (
+        "--steps-per-exchange 8 is lowered to 7: the halo of 8 steps reaches around" in record["warnings"][0]
+    )
     assert max(shape[0] for shape, _ in kernels.made[0].passes) == 12 + 2 * 5
 
 
@@ -213,7 +215,9 @@ def test_one_kernel_lies_between_exchanges_where_columns_are_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: str
 ) -> None:
     kernels = Kernels(monkeypatch, 2)
-    same, record = run_all(tmp_path, kernels, ranks=4 if grid == "2x2" else 2, grid=grid, steps_per_exchange=4)
+    same, record = run_all(
+        tmp_path, kernels, ranks=4 if grid == "2x2" else 2, grid=grid, steps_per_exchange=4
+    )
     assert same
     assert record["steps"]["steps_per_exchange"] == 2
     assert "one kernel takes 2 steps" in record["warnings"][0]
@@ -294,7 +298,14 @@ def test_rows_that_neighbours_need_are_computed_first(
 ) -> None:
     kernels = Kernels(monkeypatch, 3)
     same, record = run_all(
-        tmp_path, kernels, shape=(40, 6), ranks=2, steps=5, steps_per_exchange=3, overlap=True, devices=devices
+        tmp_path,
+        kernels,
+        shape=(40, 6),
+        ranks=2,
+        steps=5,
+        steps_per_exchange=3,
+        overlap=True,
+        devices=devices,
     )
     assert same
     assert record["overlap"] is True

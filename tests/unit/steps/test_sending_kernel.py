@@ -143,6 +143,33 @@ def test_steps_are_a_plain_loop(
     assert runs.sending_launches == 4
 
 
+@pytest.mark.parametrize(
+    ("of", "tuning", "ranks", "boundary"),
+    [
+        ("one field", "vectors", 2, "wrap"),
+        ("two fields", "elements", 3, "reflect"),
+        ("before", "one strip", 3, "wrap"),
+        ("two fields", "vectors", 2, "constant"),
+    ],
+)
+def test_kernels_between_two_exchanges_send_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, halo_library: Path, boundary: str, of: str,
+    tuning: str, ranks: int,
+) -> None:  # fmt: skip
+    """A neighbour may still use the halo in one of them: ranks tell each other that they are ready."""
+    widths, fields = WIDTHS[of]
+    function, job = job_of(widths, boundary, fields)
+    runs = Runs(monkeypatch, folder, halo_library, TUNINGS[tuning])
+    same, record = check(
+        tmp_path, job, function, widths, boundary, (47, 70), fields, ranks=ranks, steps_per_exchange=6
+    )
+    assert same
+    assert record["steps"]["halo"] == "direct"
+    assert (record["steps"]["steps_per_kernel"], record["steps"]["steps_per_exchange"]) == (3, 6)
+    assert record["steps"]["exchanges"] == 1
+    assert runs.sending_launches == 0
+
+
 def test_graphs_hold_the_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, halo_library: Path
 ) -> None:

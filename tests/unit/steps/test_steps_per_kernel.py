@@ -47,7 +47,12 @@ def task_of(
         (task_of(3, 2), 9, {"one_copy": True}, StepCounts(3, 3, "one kernel takes 3 steps")),
         (task_of(3, 2, grid="1x2"), 9, {}, StepCounts(3, 3, "one kernel takes 3 steps")),
         (task_of(3, 2), 25, {}, StepCounts(3, 20, "the halo of 25 steps is wider than the smallest block")),
-        (task_of(3, 2, 40, "wrap"), 15, {}, StepCounts(3, 12, "the halo of 15 steps reaches around the array")),
+        (
+            task_of(3, 2, 40, "wrap"),
+            15,
+            {},
+            StepCounts(3, 12, "the halo of 15 steps reaches around the array"),
+        ),
         (task_of(3, 2), 0, {}, StepCounts(3, 3)),
         (task_of(3, 2), 0, {"on_device": True}, StepCounts(3, 6)),  # two kernels: 20 rows a rank
         (task_of(3, 2, 400), 0, {"on_device": True}, StepCounts(3, 24)),
