@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from itertools import product
 
+from meshrun.runner.compiler.cuda.steps.layout import PROCESSORS
 from meshrun.runner.compiler.passes.branches import branches_of
 from meshrun.runner.compiler.passes.ends import ends_of
 from meshrun.runner.compiler.passes.strips import WORD, Strips
@@ -23,6 +24,7 @@ MOST_IN_BRANCHES = 1000  # of a thread with branches: more keep so many register
 TURNS = 64  # of a thread that marches through planes
 MARCHED = 1.5  # most bytes of a cell for each that is read in the planes that share it, for threads to march
 LEAST_PLANES = 8  # of a march whose results are written over an input
+LONGER = 1.5  # times as many planes of a march, at most, for all blocks of a small volume to run at once
 ADDED_ROWS = 4  # of a thread that adds its cells, at least
 MOST_THREADS = 2**18  # of a large GPU at a time
 # Threads of a march through a small volume, at least, as long as its tiles have cells to give away
@@ -50,7 +52,9 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8. COLUMNS, then ROWS, of a march are fewer if these are too few threads to
-    hide the latency of the cache in which so small a volume lies. On an H200, Cahn-Hilliard and acoustic
+    hide the latency of the cache in which so small a volume lies. PLANES are up to half as many again if no
+    processor then has two blocks: 68 x 128 x 128 takes as long as 64 x 128 x 128 plus a plane of each march,
+    where it took half as long again. On an H200, Cahn-Hilliard and acoustic
     waves of 64^3 take 6.7 and 6.6 us instead of 9.2 and 9.5; of 64 x 128 x 128, more threads take longer.
     """
     operands = (*program.inputs, *program.outputs)
@@ -95,7 +99,14 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
             columns //= 2
         while rows > 1 and fewer and math.prod(lengths) < MARCHING_THREADS * math.prod(tile()):
             rows //= 2
-        return planes, *map(_within, tile()[1:], lengths[1:])
+        across = tuple(map(_within, tile()[1:], lengths[1:]))
+
+        # A block for each processor, where marches half as long again are enough for that.
+        (along, beside), (high, wide) = choose_threads(program), across
+        layers = PROCESSORS // max(-(-lengths[1] // (high * beside)) * -(-lengths[2] // (wide * along)), 1)
+        if layers and planes * layers < lengths[0] <= LONGER * planes * layers:
+            planes = -(-lengths[0] // layers)
+        return planes, *across
     return tuple(map(_within, tile(), lengths))
 
 

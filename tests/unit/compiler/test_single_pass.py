@@ -343,6 +343,15 @@ def test_marches_through_small_volumes_have_more_threads() -> None:
     assert choose_tile(small, lengths=(16, 128, 128)) == (8, *choose_tile(small)[1:])  # of whole words
 
 
+@pytest.mark.parametrize(
+    ("planes", "march"), [(60, 8), (64, 8), (65, 9), (68, 9), (76, 10), (96, 12), (97, 8), (128, 8)]
+)
+def test_blocks_of_a_small_volume_run_at_once(planes: int, march: int) -> None:
+    """Each block of eight layers has a processor: more planes of each are faster than a ninth layer."""
+    tile = choose_tile(example("diffusion3d", "float32", 3), lengths=(planes, 128, 128))
+    assert tile[0] == march
+
+
 def test_small_fields_that_stay_in_the_cache_have_more_threads() -> None:
     shared, single = example("heat", "float32"), example("axpy", "float32")
     found = [with_fewer_columns(shared, (4, 4), side * 512) for side in (128, 256, 512, 1024)]
