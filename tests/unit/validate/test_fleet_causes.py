@@ -64,6 +64,13 @@ def test_loads_that_outlast_the_first_looks_are_no_faults(condition: str, number
     assert result in ("right", "unknown"), said
 
 
+@pytest.mark.parametrize(("condition", "number"), [("without a NIC", 0), ("few NICs", 1), ("no NICs", 2)])
+def test_rails_of_a_host_that_lacks_nics_are_no_fault(condition: str, number: int) -> None:
+    """Its GPUs share those that it has: only rings that share one at the same time would be slower."""
+    result, _, said, *_ = run(condition, number)
+    assert result == "right", said
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("condition", [name for name in CONDITIONS if not name.startswith("others")])
 def test_causes_by_condition(condition: str) -> None:
