@@ -227,9 +227,9 @@ class AllReduce(RungMeasurement):
         turns, seconds = turns_of_rings(groups, self.topology), np.empty((len(groups), samples))
         for turn in range(int(turns.max()) + 1):
             own = np.flatnonzero(turns == turn)
-            rings = [groups[number].tolist() for number in own]
+            rings = [groups[number].tolist() for number in own.tolist()]
             seconds[own] = self.probe.rings(rings, self.nbytes, samples)
-        return seconds / share[:, None]
+        return np.asarray(seconds / share[:, None])
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         kind = np.array([self.classes[key] for key in a.tolist()])

@@ -195,6 +195,7 @@ class InterNode(RungMeasurement):
             more, noise = measure_first(self.sample, inside, samples, plan, longer, repeats)
             rounds, seconds = self.without(inside, rounds, seconds)
             rounds, seconds, self.noise = rounds + inside, seconds + more, max(self.noise, noise)
+        if self.network.far.any() or (self.network.hosts_of == 2).any():
             self.first = self.tabulated(rounds, seconds)
         self.network.find_slow_leaves(self.first)
         return self.first
@@ -359,7 +360,7 @@ class InterNode(RungMeasurement):
             left = self.undecided(left, self.isolated, begin)
         single = {rank for name in left if name[0] not in LINKS for rank in self.network.ranks(name)}
         witnesses = {
-            host: self.schedule.witness_flows(host, single, self.suspects)
+            host: self.schedule.witness_flows(host, single | self.slow_ranks, self.suspects)
             for host in sorted(self.hosts_of([name for name in left if name[0] in WITNESSED]))
         }
         due = self.probe.clock()

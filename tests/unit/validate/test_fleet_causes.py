@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,26 @@ def test_a_few_slow_nics_of_a_rail_are_no_leaf_switch(left: tuple[float, ...]) -
 def test_loads_that_outlast_the_first_looks_are_no_faults(condition: str, number: int, hosts: int) -> None:
     result, _, said, *_ = run(condition, number, (hosts,))
     assert result in ("right", "unknown"), said
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "kind", "hosts"),
+    [
+        (2, {(way, gpu): 0.7 for gpu in range(24, 32) for way in ("send", "receive")}, "host", ("h3",)),
+        (3, {("link", (3, 4)): 0.7}, "link", ("h3", "h4")),
+    ],
+)
+def test_two_hosts_with_slower_nics_than_the_others(
+    fast: int, slow: dict[Any, float], kind: str, hosts: tuple[str, ...]
+) -> None:
+    """The flows between the two have no siblings but flows to faster NICs."""
+    fleet = Fleet([8] * (fast + 2), [48e9] * fast + [24e9] * 2, [0] * (fast + 2), 5)
+    plan = Plan(rungs=("host pairs",))
+    healthy = climb_ladder(PhysicalFleet(fleet), plan)
+    assert healthy.status == "ok"
+    assert any("only hosts" in note and f"h{fast} and h{fast + 1}" in note for note in healthy.not_judged)
+    found = climb_ladder(PhysicalFleet(replace(fleet, slow=slow)), plan).findings
+    assert [(one.kind, one.hosts) for one in found] == [(kind, hosts)]
 
 
 @pytest.mark.parametrize(("condition", "number"), [("without a NIC", 0), ("few NICs", 1), ("no NICs", 2)])
