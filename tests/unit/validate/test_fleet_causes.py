@@ -85,6 +85,12 @@ def test_two_hosts_with_slower_nics_than_the_others(
     assert [(one.kind, one.hosts) for one in found] == [(kind, hosts)]
 
 
+def test_a_slow_nic_is_no_witness_of_a_load() -> None:
+    """A path of the same host is a suspect later, and another NIC of the host tells whether it is loaded."""
+    result, _, said, *_ = run("one path", 138, (12, 16, 18, 24))
+    assert result == "right", said
+
+
 @pytest.mark.parametrize(("condition", "number"), [("without a NIC", 0), ("few NICs", 1), ("no NICs", 2)])
 def test_rails_of_a_host_that_lacks_nics_are_no_fault(condition: str, number: int) -> None:
     """Its GPUs share those that it has: only rings that share one at the same time would be slower."""
