@@ -249,7 +249,8 @@ class PhysicalFleet:
         outside = self.of_host[a] != self.of_host[b]
         from_nic, to_nic = self.nic[a], self.nic[b]
         crossing = outside & (self.leaf[a] != self.leaf[b])
-        cable = (hashes[0][a] * 31 + hashes[1][b]) % self.fleet.cables
+        # Of each pair by itself: the product of two numbers, by a prime.
+        cable = (hashes[0][a] % 65536) * (hashes[1][b] % 65536) % 65537 % self.fleet.cables
         cables = self.leaves * self.fleet.cables
         none = -1
         # Each row: the parts that a flow passes, by number; and the capacity of each part.
