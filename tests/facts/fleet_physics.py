@@ -28,9 +28,9 @@ SETTLING_STEPS = 12  # of the search for the shares of flows
 
 @dataclass(frozen=True)
 class Episode:
-    """A NIC ("nic"), or all NICs of a host ("host"), at `factor` of its rate from `begin` to `end`."""
+    """A NIC, all NICs of a host, or a GPU's clock, at `factor` of its rate from `begin` to `end`."""
 
-    part: Literal["nic", "host"]
+    part: Literal["nic", "host", "gpu"]
     number: int
     begin: float
     end: float
@@ -178,7 +178,11 @@ class PhysicalFleet:
         self, what: str, nbytes: int, samples: int, ranks: Sequence[int] | None = None
     ) -> Seconds:
         work = {"memory": 2.0 * nbytes, "product": 2.0 * (nbytes / 4) ** 1.5}.get(what, float(nbytes))
-        seconds = (6e-6 + work / self.single[what])[:, None] * self.jitter(len(self.of_host), samples)
+        rate = self.single[what].copy()
+        for one in self.fleet.episodes if what in ("memory", "product") else ():
+            if one.part == "gpu" and one.begin <= self.now < one.end:
+                rate[one.number] *= one.factor
+        seconds = (6e-6 + work / rate)[:, None] * self.jitter(len(self.of_host), samples)
         self.now += 0.02 + 4 * float(seconds.max(axis=0).sum())
         active = np.ones(len(seconds), bool)
         if ranks is not None:
@@ -242,6 +246,8 @@ class PhysicalFleet:
         send, receive = self.send.copy(), self.receive.copy()
         for number in state:
             one = self.fleet.episodes[number]
+            if one.part == "gpu":
+                continue
             some = self.nic == one.number if one.part == "nic" else self.of_host == one.number
             send[some] *= one.factor
             receive[some] *= one.factor

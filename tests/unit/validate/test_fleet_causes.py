@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet_causes import CONDITIONS, run
-from fleet_physics import Fleet, PhysicalFleet, fair_shares
+from fleet_physics import Episode, Fleet, PhysicalFleet, fair_shares
 
 from meshrun.jobs.validate.ladder.ladder import climb_ladder
 from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.run import measure_simulated
 
 ONE_EACH = (
     "host receives", "host sends", "both at once", "two rates, NIC", "two rates, host", "shared NICs",
@@ -96,6 +99,29 @@ def test_rails_of_a_host_that_lacks_nics_are_no_fault(condition: str, number: in
     """Its GPUs share those that it has: only rings that share one at the same time would be slower."""
     result, _, said, *_ = run(condition, number)
     assert result == "right", said
+
+
+def test_a_gpu_that_throttles_later_is_seen_by_a_soak_and_a_note_says_so() -> None:
+    fleet = Fleet([8] * 2, [48e9] * 2, [0] * 2, 4, episodes=[Episode("gpu", 3, 30.0, 1e9, 0.7)])
+    plan = Plan(rungs=("gpu",))
+
+    def report(soak: float | None) -> Report:
+        return measure_simulated(PhysicalFleet(fleet), ValidateOptions(plan, soak=soak), print, print)
+
+    short, long = report(None).verdict, report(40.0).verdict
+    assert short.status == "ok"
+    assert any("begins later is not seen; --soak 10m" in note for note in short.not_judged)
+    assert [(one.kind, one.gpus) for one in long.findings] == [("gpu", (3,))]
+    assert not any("begins later" in note for note in long.not_judged)
+
+
+@pytest.mark.parametrize(("left", "finds"), [(17 / 18, False), (0.9, True)])
+def test_a_loss_below_the_tolerance_is_not_found_and_a_note_says_so(left: float, finds: bool) -> None:
+    fleet = Fleet([8] * 2, [48e9] * 2, [0] * 2, 4, slow={("nvlink", 3): left}, spread=0.0)
+    plan = Plan(rungs=("pairs",))
+    verdict = measure_simulated(PhysicalFleet(fleet), ValidateOptions(plan), print, print).verdict
+    assert bool(verdict.findings) == finds
+    assert any("at 93 % or more of its siblings' rate counts as healthy" in one for one in verdict.not_judged)
 
 
 @pytest.mark.nightly
