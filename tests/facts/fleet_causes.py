@@ -337,8 +337,8 @@ def few_nics(rng: Any, hosts: int) -> Case:
     """A host has 1 to 6 NICs for its 8 GPUs."""
     hosts = max(hosts, 3)
     host, left = int(rng.integers(hosts)), int(rng.choice([1, 2, 4, 6]))
-    lender = {8 * host + gpu: 8 * host - (-(gpu * left // 8) * 8 // left) for gpu in range(8)}
-    return Case(even(rng, hosts, borrowed=lender), missing=f"h{host} has {left} NIC")
+    nic_of = {8 * host + gpu: 8 * host - (-(gpu * left // 8) * 8 // left) for gpu in range(8)}
+    return Case(even(rng, hosts, borrowed=nic_of), missing=f"h{host} has {left} NIC")
 
 
 def no_nics(rng: Any, hosts: int) -> Case:

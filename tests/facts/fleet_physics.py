@@ -91,8 +91,8 @@ class PhysicalFleet:
             if nics and nics < count:
                 each = count // nics
                 self.nic[first[host] : first[host] + count] = first[host] + np.arange(count) // each * each
-        for rank, lender in fleet.borrowed.items():
-            self.nic[rank] = lender
+        for rank, other in fleet.borrowed.items():
+            self.nic[rank] = other
         self.rate = np.asarray(fleet.rates)[self.of_host].astype(float)
         self.tcp = np.isin(self.of_host, [*fleet.by_tcp])
         self.rail_of_nic = self.rail[self.nic]
