@@ -82,12 +82,6 @@ class Topology:
         """
         return np.asarray(self.path[a, self.gpu[b]] * (self.kind.max() + 1) ** 2 + unordered(self.kind, a, b))
 
-    def flow_kind(self, a: Ints, b: Ints) -> Ints:
-        """Return the class of each flow between hosts, from rank a[i] to b[i]: NICs of both ends, whether it
-        crosses rails, and whether it takes the NVLinks. Flows of different classes are not siblings."""
-        crosses = 2 * unordered(self.nic_kind, a, b) + (self.gpu[a] != self.gpu[b])
-        return np.asarray(2 * crosses + self.over_nvlink(a, b))
-
     def over_nvlink(self, a: Ints, b: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return whether each flow from rank a[i] to b[i] stays in one NVLink network, and needs no NIC."""
         return np.asarray(self.domain[a] == self.domain[b])

@@ -42,6 +42,7 @@ class Case:
 
     whole: one finding that names all of the causes. quick: with the plan of --quick.
     busy: others load the fleet, so it may also end as unknown, never as critical.
+    missing: what an alarm says of a host that lacks NICs; nothing else is blamed.
     """
 
     fleet: Fleet
@@ -49,6 +50,7 @@ class Case:
     whole: Named | None = None
     busy: bool = False
     quick: bool = False
+    missing: str = ""
 
 
 def named(kinds: str, hosts: Sequence[int], gpus: Sequence[int]) -> Named:
@@ -249,6 +251,103 @@ def healthy_shared(rng: Any, hosts: int) -> Case:
     return Case(case.fleet)
 
 
+# Of one part each: the kinds of a finding, and the parts of the model that are slow.
+PARTS: dict[str, tuple[str, ...]] = {
+    "gpu": ("gpu",), "pcie": ("pcie",), "nvlink": ("nvlink",), "pair": ("bridge",),
+    "nic": ("send", "receive"), "send": ("send",), "receive": ("receive",),
+}  # fmt: skip
+
+
+def one_slow(rng: Any, fleet: Fleet, kinds: Sequence[str], left: float) -> Case:
+    """A slow part of one of these kinds, of any host."""
+    kind, host, gpu = str(rng.choice([*kinds])), int(rng.integers(len(fleet.gpus))), int(rng.integers(8))
+    if kind in ("link", "host"):
+        other = (host + int(rng.integers(1, len(fleet.gpus)))) % len(fleet.gpus)
+        parts: list[tuple[str, Any]] = [("link", (host, other))]
+        if kind == "host":
+            parts = [(way, 8 * host + number) for number in range(8) for way in ("send", "receive")]
+        fleet.slow |= dict.fromkeys(parts, left)
+        return Case(fleet, [named(kind, [host, other] if kind == "link" else [host], [])])
+    gpu = gpu // 2 * 2 if kind == "pair" else gpu
+    fleet.slow |= {(part, 8 * host + gpu): left for part in PARTS[kind]}
+    return Case(fleet, [named(kind, [host], [gpu, gpu + 1] if kind == "pair" else [gpu])])
+
+
+def two_models_fleet(rng: Any, hosts: int) -> Fleet:
+    """At least two hosts with an older GPU model, three with another; with NICs of one rate or of two.
+
+    Of the only two hosts with the faster NICs, nothing shows which is slow.
+    """
+    hosts = max(hosts, 5)
+    older = rng.permutation(hosts)[: int(rng.integers(2, hosts - 2))].tolist()
+    slower = rng.random() < 0.5
+    rates = [SLOW if slower and host in older else FAST for host in range(hosts)]
+    return even(rng, hosts, rates=rates, older=frozenset(older))
+
+
+def healthy_two_models(rng: Any, hosts: int) -> Case:
+    return Case(two_models_fleet(rng, hosts))
+
+
+def two_models(rng: Any, hosts: int) -> Case:
+    kinds = ("gpu", "pcie", "nvlink", "nic", "send", "receive", "link", "host")
+    return one_slow(rng, two_models_fleet(rng, hosts), kinds, loss(rng))
+
+
+def healthy_bridges(rng: Any, hosts: int) -> Case:
+    return Case(even(rng, hosts, bridged=True))
+
+
+def bridges(rng: Any, hosts: int) -> Case:
+    return one_slow(rng, even(rng, hosts, bridged=True), ("gpu", "pcie", "pair", "nic"), loss(rng))
+
+
+def one_path_fleet(rng: Any, hosts: int) -> Fleet:
+    """A flow takes one of the uplinks, as many as a leaf switch has hosts: hashed for good (a queue pair)."""
+    hosts = max(hosts, 12)
+    each = int(rng.choice([4, 6]))
+    group = np.repeat(np.arange(hosts) // each, 8).reshape(hosts, 8)
+    return even(rng, hosts, group=group, cables=each, static=True)
+
+
+def healthy_one_path(rng: Any, hosts: int) -> Case:
+    return Case(one_path_fleet(rng, hosts))
+
+
+def one_path(rng: Any, hosts: int) -> Case:
+    return one_slow(
+        rng, one_path_fleet(rng, hosts), ("gpu", "nvlink", "nic", "send", "receive", "host"), loss(rng)
+    )
+
+
+def mild(rng: Any, hosts: int) -> Case:
+    kinds = ("gpu", "pcie", "nvlink", "nic", "send", "receive", "link", "host")
+    return one_slow(rng, even(rng, max(hosts, 3)), kinds, 0.9)
+
+
+def without_nic(rng: Any, hosts: int) -> Case:
+    """A GPU's NIC is missing, so that it uses its neighbour's."""
+    hosts = max(hosts, 3)
+    host, gpu = int(rng.integers(hosts)), int(rng.integers(8))
+    fleet = even(rng, hosts, borrowed={8 * host + gpu: 8 * host + (gpu ^ 1)})
+    return Case(fleet, missing=f"h{host} has 7 NICs")
+
+
+def few_nics(rng: Any, hosts: int) -> Case:
+    """A host has 1 to 6 NICs for its 8 GPUs."""
+    hosts = max(hosts, 3)
+    host, left = int(rng.integers(hosts)), int(rng.choice([1, 2, 4, 6]))
+    nic_of = {8 * host + gpu: 8 * host - (-(gpu * left // 8) * 8 // left) for gpu in range(8)}
+    return Case(even(rng, hosts, borrowed=nic_of), missing=f"h{host} has {left} NIC")
+
+
+def no_nics(rng: Any, hosts: int) -> Case:
+    """A host has no NICs for RDMA, so that NCCL uses TCP."""
+    hosts = max(hosts, 3)
+    host = int(rng.integers(hosts))
+    return Case(even(rng, hosts, by_tcp=frozenset([host])), missing=f"h{host} has 0 NICs")
+
+
 CONDITIONS: dict[str, Callable[[Any, int], Case]] = {
     "healthy": healthy, "healthy, two NIC rates": healthy_two_rates,
     "healthy, scarce uplinks": healthy_leaves, "healthy, shared NICs": healthy_shared,
@@ -258,6 +357,10 @@ CONDITIONS: dict[str, Callable[[Any, int], Case]] = {
     "half a rail's leaf": half_leaf, "scarce uplinks, leaf": leaf, "two rates, NIC": two_rates_nic,
     "two rates, host": two_rates_host, "two rates, host receives": two_rates_receive,
     "shared NICs": shared_nics, "half a rail's leaf, ports": half_leaf_ports,
+    "healthy, two GPU models": healthy_two_models, "two GPU models": two_models,
+    "healthy, bridges": healthy_bridges, "bridges": bridges, "healthy, one path": healthy_one_path,
+    "one path": one_path, "10 % lost": mild, "without a NIC": without_nic,
+    "few NICs": few_nics, "no NICs": no_nics,
 }  # fmt: skip
 HOSTS = (2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 64)
 
@@ -278,6 +381,12 @@ def in_instead(one: Finding, cause: Named) -> bool:
 
 def judge(case: Case, report: Any) -> str:
     verdict = report.verdict
+    if case.missing:
+        alarms = [one.sentence for one in verdict.alarms]
+        told = any(f"host {case.missing}" in one for one in alarms) and not verdict.findings
+        if told and all(case.missing.split()[0] in one for one in alarms):
+            return "right"
+        return "missed" if verdict.status == "ok" else "alarm"
     if not case.causes:
         blamed = [one for one in verdict.alarms if " other hosts of its kind have " not in one.sentence]
         if verdict.status == "warning" and not verdict.findings and not blamed:

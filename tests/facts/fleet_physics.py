@@ -16,17 +16,21 @@ import numpy as np
 from meshrun.jobs.validate.probe.api import RankPlace, Seconds
 
 NVLINK_RATE, MEMORY_RATE, COPY_RATE, PRODUCT_RATE = 380e9, 3.9e12, 55e9, 50e12
+BRIDGE_RATE, SOCKETS_RATE = 85e9, 38e9  # of a bridge of two GPUs; through PCIe, between any two others
+TCP_RATE = 1.2e9  # of a GPU, over its host's Ethernet
+OLDER = {"memory": 0.45, "product": 0.6, "copy": 0.5, "nvlink": 0.7}  # shares of a second GPU model's rates
 # By the rate of a NIC, bytes/s: the name of its ports, and of the GPUs of hosts with such NICs.
 PORT_NAMES = {48e9: "400 Gb/s", 24e9: "200 Gb/s"}
 MODEL_NAMES = {48e9: "NVIDIA H200", 24e9: "NVIDIA A100-SXM4-80GB"}
+OLDER_NAME = "NVIDIA H100 PCIe"
 SETTLING_STEPS = 12  # of the search for the shares of flows
 
 
 @dataclass(frozen=True)
 class Episode:
-    """A NIC ("nic"), or all NICs of a host ("host"), at `factor` of its rate from `begin` to `end`."""
+    """A NIC, all NICs of a host, or a GPU's clock, at `factor` of its rate from `begin` to `end`."""
 
-    part: Literal["nic", "host"]
+    part: Literal["nic", "host", "gpu"]
     number: int
     begin: float
     end: float
@@ -39,11 +43,13 @@ class Fleet:
     GPU).
 
     slow: by part and number, the share of its rate that is left: "send" and "receive" (of a NIC, by its
-    first rank), "link" and "one way" (of two hosts), "up" and "down" (of a leaf switch), "gpu", "copy",
-    "nvlink" (of a rank). duplex: by NIC, what it moves in both directions together, in shares of its rate.
-    group: number of a host's leaf switch on each rail, (hosts, rails); flows between hosts of different
-    numbers pass uplinks. cables: uplinks of a leaf switch, each of the rate `uplink`. static: hashed for
-    good, not anew each round.
+    first rank), "link" and "one way" (of two hosts), "up" and "down" (of a leaf switch), "gpu", "pcie",
+    "nvlink" (of a rank), "bridge" (of two GPUs, by the first). duplex: by NIC, what it moves in both
+    directions together, in shares of its rate. group: number of a host's leaf switch on each rail, (hosts,
+    rails); flows between hosts of different numbers pass uplinks. cables: uplinks of a leaf switch, each of
+    the rate `uplink`. static: hashed for good, not anew each round. older: hosts with an older GPU model.
+    bridged: NVLink bridges join GPUs in pairs, other pairs use PCIe. borrowed: ranks without a NIC, and the
+    rank whose NIC each uses. by_tcp: hosts without NICs for RDMA.
     """
 
     gpus: Sequence[int]
@@ -57,6 +63,10 @@ class Fleet:
     cables: int = 64
     uplink: float = 50e9
     static: bool = False
+    older: frozenset[int] = frozenset()
+    bridged: bool = False
+    borrowed: dict[int, int] = field(default_factory=dict)
+    by_tcp: frozenset[int] = frozenset()
     noise: float = 0.02
     spread: float = 0.01
 
@@ -81,29 +91,43 @@ class PhysicalFleet:
             if nics and nics < count:
                 each = count // nics
                 self.nic[first[host] : first[host] + count] = first[host] + np.arange(count) // each * each
+        for rank, other in fleet.borrowed.items():
+            self.nic[rank] = other
         self.rate = np.asarray(fleet.rates)[self.of_host].astype(float)
+        self.tcp = np.isin(self.of_host, [*fleet.by_tcp])
         self.rail_of_nic = self.rail[self.nic]
         rails = max(fleet.gpus)
         group = np.zeros((len(fleet.gpus), rails), np.int64) if fleet.group is None else fleet.group
         self.leaf = group[self.of_host, self.rail_of_nic] * rails + self.rail_of_nic
         self.leaves = int(group.max() + 1) * rails
         varied = lambda size: 1 + fleet.spread * np.clip(self.rng.standard_normal(size), -2.5, 2.5)  # noqa: E731
-        self.send, self.receive = (self.rate * varied(ranks) for _ in range(2))
+        usual = np.where(self.tcp, TCP_RATE, self.rate)
+        self.send, self.receive = (usual * varied(ranks) for _ in range(2))
         self.single = {
             "memory": MEMORY_RATE * varied(ranks),
             "product": PRODUCT_RATE * varied(ranks),
             "to_device": COPY_RATE * varied(ranks),
             "to_host": COPY_RATE * varied(ranks),
         }
-        self.nvlink = NVLINK_RATE * varied(ranks)
+        self.nvlink = (BRIDGE_RATE if fleet.bridged else NVLINK_RATE) * varied(ranks)
+        self.sockets = SOCKETS_RATE * varied(ranks)  # of pairs without NVLink
+        self.is_older = np.isin(self.of_host, [*fleet.older])
+        for what, rates in (*self.single.items(), ("nvlink", self.nvlink)):
+            rates[self.is_older] *= OLDER.get(what, OLDER["copy"])
         self.up, self.down = (np.full(self.leaves, fleet.uplink) for _ in range(2))
         for (part, number), left in fleet.slow.items():
             for table in {
                 "send": (self.send,), "receive": (self.receive,), "up": (self.up,), "down": (self.down,),
                 "gpu": (self.single["memory"], self.single["product"]), "nvlink": (self.nvlink,),
-                "copy": (self.single["to_device"], self.single["to_host"]),
+                "pcie": (self.single["to_device"], self.single["to_host"]),
             }.get(part, ()):  # fmt: skip
                 table[number] *= left
+            if part == "pcie":  # all that the GPU exchanges without NVLink passes it
+                at_most = left * COPY_RATE
+                for table in (self.send, self.receive, self.sockets):
+                    table[number] = min(table[number], at_most)
+            if part == "bridge":
+                self.nvlink[[number, number + 1]] *= left
         self.hashes = self.rng.integers(1 << 40, size=(2, ranks))
 
     # --- what a probe has
@@ -116,15 +140,21 @@ class PhysicalFleet:
 
     @property
     def places(self) -> Sequence[RankPlace]:
+        def path(a: int, b: int) -> str:
+            joined = not self.fleet.bridged or a // 2 == b // 2
+            return "X" if a == b else "SYS" if not joined else "NV4" if self.fleet.bridged else "NV18"
+
         paths = {
-            n: tuple(tuple("X" if a == b else "NV18" for b in range(n)) for a in range(n))
-            for n in set(self.fleet.gpus)
+            n: tuple(tuple(path(a, b) for b in range(n)) for a in range(n)) for n in set(self.fleet.gpus)
         }
         return tuple(
             RankPlace(
-                rank, int(host), int(gpu), int(gpu), MODEL_NAMES[float(self.rate[rank])],
-                f"mlx5_{self.rail[self.nic[rank]]}",
-                PORT_NAMES[float(self.rate[rank])], paths[self.fleet.gpus[host]][gpu],
+                rank, int(host), int(gpu), int(gpu),
+                OLDER_NAME if self.is_older[rank] and self.rate[rank] == max(MODEL_NAMES)
+                else MODEL_NAMES[float(self.rate[rank])],
+                "" if self.tcp[rank] else f"mlx5_{self.rail[self.nic[rank]]}",
+                "" if self.tcp[rank] else PORT_NAMES[float(self.rate[rank])],
+                paths[self.fleet.gpus[host]][gpu],
             )
             for rank, (host, gpu) in enumerate(zip(self.of_host.tolist(), self.rail.tolist(), strict=True))
         )  # fmt: skip
@@ -148,7 +178,11 @@ class PhysicalFleet:
         self, what: str, nbytes: int, samples: int, ranks: Sequence[int] | None = None
     ) -> Seconds:
         work = {"memory": 2.0 * nbytes, "product": 2.0 * (nbytes / 4) ** 1.5}.get(what, float(nbytes))
-        seconds = (6e-6 + work / self.single[what])[:, None] * self.jitter(len(self.of_host), samples)
+        rate = self.single[what].copy()
+        for one in self.fleet.episodes if what in ("memory", "product") else ():
+            if one.part == "gpu" and one.begin <= self.now < one.end:
+                rate[one.number] *= one.factor
+        seconds = (6e-6 + work / rate)[:, None] * self.jitter(len(self.of_host), samples)
         self.now += 0.02 + 4 * float(seconds.max(axis=0).sum())
         active = np.ones(len(seconds), bool)
         if ranks is not None:
@@ -212,6 +246,8 @@ class PhysicalFleet:
         send, receive = self.send.copy(), self.receive.copy()
         for number in state:
             one = self.fleet.episodes[number]
+            if one.part == "gpu":
+                continue
             some = self.nic == one.number if one.part == "nic" else self.of_host == one.number
             send[some] *= one.factor
             receive[some] *= one.factor
@@ -219,7 +255,8 @@ class PhysicalFleet:
         outside = self.of_host[a] != self.of_host[b]
         from_nic, to_nic = self.nic[a], self.nic[b]
         crossing = outside & (self.leaf[a] != self.leaf[b])
-        cable = (hashes[0][a] * 31 + hashes[1][b]) % self.fleet.cables
+        # Of each pair by itself: the product of two numbers, by a prime.
+        cable = (hashes[0][a] % 65536) * (hashes[1][b] % 65536) % 65537 % self.fleet.cables
         cables = self.leaves * self.fleet.cables
         none = -1
         # Each row: the parts that a flow passes, by number; and the capacity of each part.
@@ -231,8 +268,10 @@ class PhysicalFleet:
             rates.append(capacity)
             begin += len(capacity)
 
-        passed(a, ~outside, self.nvlink)
-        passed(b, ~outside, self.nvlink)
+        by_nvlink = ~outside & (not self.fleet.bridged or self.rail[a] // 2 == self.rail[b] // 2)
+        for side in (a, b):
+            passed(side, by_nvlink, self.nvlink)
+            passed(side, ~outside & ~by_nvlink, self.sockets)
         passed(from_nic, outside, send)
         passed(to_nic, outside, receive)
         if self.fleet.duplex:
@@ -252,7 +291,8 @@ class PhysicalFleet:
                 back = (self.of_host[a] == other) & (self.of_host[b] == one)
                 through = there | back if part == "link" else there
                 # Each rail has its own path between the two hosts.
-                passed(a, through, left * self.rate)
+                slowest = self.rate[np.isin(self.of_host, number)].min()
+                passed(a, through, np.full(ranks, left * slowest))
         return fair_shares(np.stack(parts), np.concatenate(rates))
 
 

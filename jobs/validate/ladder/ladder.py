@@ -471,6 +471,17 @@ def missing_siblings(topology: Topology, plan: Plan) -> list[str]:
         notes.append(
             "two hosts: a slowdown of all their NICs (the link, or either host's network) cannot be detected"
         )
+    for model in range(int(topology.nic_kind.max()) + 1) if topology.hosts > 2 else ():
+        own = [topology.names[host] for host in np.unique(topology.host[topology.nic_kind == model])]
+        if len(own) == 1:
+            notes.append(
+                f"only host {own[0]} has its model of NIC: a slowdown of all these cannot be detected"
+            )
+        elif len(own) == 2:
+            notes.append(
+                f"only hosts {own[0]} and {own[1]} have their model of NIC: only flows to faster NICs show a "
+                "slowdown of all NICs of one, or of the link between the two"
+            )
     if topology.hosts > 1 and (topology.domain == topology.domain[0]).all():
         notes.append("all hosts are in one NVLink network: their NICs are not measured")
     if 1 < topology.hosts < LEAST_HOSTS:

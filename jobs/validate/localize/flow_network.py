@@ -32,15 +32,21 @@ class FlowNetwork:
     """What flows between hosts have shown of the network, and so which parts a flow passes.
 
     far: (hosts, hosts), pairs of hosts whose uplinks are slower than NICs. near: (hosts,), hosts whose NICs
-    flows to some others show. leaves: by rail, its slow leaf switch. hidden: (models, models), whether a
-    partner with a NIC of the second model is too slow to show a NIC of the first. fast_alone: NICs of which
-    flows in one direction were fast, so that flows in both directions at once may show another fault.
+    flows to some others show. leaves: by rail, its slow leaf switch. hosts_of: (models,), numbers of hosts
+    with NICs of each model. hidden: (models, models), whether a partner with a NIC of the second model is too
+    slow to show a NIC of the first. nic_class: (models, models), equal where flows are equally fast.
+    fast_alone: NICs of which flows in one direction were fast, so that flows in both directions at once may
+    show another fault.
     """
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.plan = topology, plan
         models = int(topology.nic_kind.max()) + 1
+        hosts = [np.unique(topology.host[topology.nic_kind == model]) for model in range(models)]
+        self.hosts_of = np.array([len(of_model) for of_model in hosts])
         self.hidden = np.zeros((models, models), np.bool_)
+        one, other = np.indices((models, models))
+        self.nic_class = np.minimum(one, other) * models + np.maximum(one, other)
         self.far = np.zeros((topology.hosts, topology.hosts), np.bool_)
         self.near = np.full(topology.hosts, topology.hosts > LEAST_NEAR)
         self.leaves: dict[int, SlowLeaf] = {}
@@ -51,6 +57,10 @@ class FlowNetwork:
         self.far = far_hosts(table, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
         self.hidden = hidden_models(table, self.topology, self.plan.tolerance)
+        # Between the only two hosts with NICs of a model, flows have no siblings but those to faster NICs.
+        for model in np.flatnonzero(self.hosts_of == 2).tolist():
+            faster = self.hidden[:, model] & ~self.hidden[model]
+            self.nic_class[faster, model] = self.nic_class[model, faster] = self.nic_class[model, model]
 
     def find_slow_leaves(self, table: Observations) -> None:
         """Find the slow leaf switch of each rail."""
@@ -71,9 +81,12 @@ class FlowNetwork:
         )
 
     def flow_kind(self, a: Ints, b: Ints) -> Ints:
-        """Return the class of each flow, as of the topology; flows over slower uplinks have their own."""
-        host = self.topology.host
-        return 2 * self.topology.flow_kind(a, b) + self.far[host[a], host[b]]
+        """Return the class of each flow from rank a[i] to b[i]: NICs of both ends, whether it crosses rails,
+        takes NVLinks, or passes slower uplinks. Flows of different classes are not siblings."""
+        topology, host = self.topology, self.topology.host
+        nics = self.nic_class[topology.nic_kind[a], topology.nic_kind[b]]
+        crosses = 2 * nics + (topology.gpu[a] != topology.gpu[b])
+        return np.asarray(2 * (2 * crosses + topology.over_nvlink(a, b)) + self.far[host[a], host[b]])
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare flows between NICs of the same models, those on one rail and those across rails.
@@ -84,10 +97,7 @@ class FlowNetwork:
         hosts, rails, host = topology.hosts, topology.rails, topology.host
         if hosts == 2:
             return Siblings(kind, None, (rails - 1) / rails)
-        of_kind = [
-            len(np.unique(host[topology.nic_kind == one])) for one in range(topology.nic_kind.max() + 1)
-        ]
-        fewest = min(of_kind)
+        fewest = int(self.hosts_of.min())
         if hosts > self.plan.full_mesh_hosts:
             return Siblings(kind, None, healthy_pairs(fewest, 2))
         low, high = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
@@ -162,7 +172,7 @@ class FlowNetwork:
         by_nics, cross = ~topology.over_nvlink(a, b), topology.gpu[a] != topology.gpu[b]
         if topology.pxn:
             by_nics &= ~cross
-        usual, nics = np.log(table.siblings), topology.flow_kind(a, b) // 4
+        usual, nics = np.log(table.siblings), self.nic_class[topology.nic_kind[a], topology.nic_kind[b]]
         for one in np.unique(nics[cross & by_nics]).tolist():
             alike = by_nics & (nics == one)
             if (alike & ~cross).any():

@@ -28,6 +28,7 @@ from meshrun.jobs.validate.measurements.repeats import (
     measure_first,
     samples_of_look,
 )
+from meshrun.jobs.validate.measurements.schedule import turns_of_rings
 from meshrun.jobs.validate.plan import Plan
 from meshrun.jobs.validate.probe.api import Probe, Seconds
 from meshrun.jobs.validate.topology import Ints, Topology
@@ -223,7 +224,11 @@ class AllReduce(RungMeasurement):
         In a ring of n ranks, 2 (n - 1) / n of the data pass each link.
         """
         share = np.array([2 * (len(ranks) - 1) / len(ranks) for ranks in groups])
-        seconds = self.probe.rings([ranks.tolist() for ranks in groups], self.nbytes, samples)
+        turns, seconds = turns_of_rings(groups, self.topology), np.empty((len(groups), samples))
+        for turn in range(int(turns.max()) + 1):
+            own = np.flatnonzero(turns == turn)
+            rings = [groups[number].tolist() for number in own.tolist()]
+            seconds[own] = self.probe.rings(rings, self.nbytes, samples)
         return np.asarray(seconds / share[:, None])
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:

@@ -122,6 +122,7 @@ class InterNode(RungMeasurement):
         self.nbytes = self.bytes_of_flow = plan.nic_bytes
         self.at_once = max(topology.hosts // 4, min(topology.hosts // 2, 2))  # flows of a retest's round
         self.suspects = set(faults)  # ranks
+        self.slow_ranks = set[int]()  # suspects that looks did not clear, and that are no links
         self.shares = list[SlowShares]()
         self.screened: Observations | None = None  # suspects that were cleared
         self.isolated: Observations | None = None
@@ -195,6 +196,7 @@ class InterNode(RungMeasurement):
             more, noise = measure_first(self.sample, inside, samples, plan, longer, repeats)
             rounds, seconds = self.without(inside, rounds, seconds)
             rounds, seconds, self.noise = rounds + inside, seconds + more, max(self.noise, noise)
+        if self.network.far.any() or (self.network.hosts_of == 2).any():
             self.first = self.tabulated(rounds, seconds)
         self.network.find_slow_leaves(self.first)
         return self.first
@@ -359,7 +361,7 @@ class InterNode(RungMeasurement):
             left = self.undecided(left, self.isolated, begin)
         single = {rank for name in left if name[0] not in LINKS for rank in self.network.ranks(name)}
         witnesses = {
-            host: self.schedule.witness_flows(host, single, self.suspects)
+            host: self.schedule.witness_flows(host, single | self.slow_ranks, self.suspects)
             for host in sorted(self.hosts_of([name for name in left if name[0] in WITNESSED]))
         }
         due = self.probe.clock()
@@ -408,7 +410,11 @@ class InterNode(RungMeasurement):
             levels = self.levels_by_look(self.isolated, kinds, name, begin)
             if self.may_be_loaded(name) and passed(levels, self.plan.tolerance):
                 self.loaded.add(name)
-        return [name for name in slow if name not in self.loaded]
+        slow = [name for name in slow if name not in self.loaded]
+        self.slow_ranks |= {
+            rank for name in slow if name[0] not in BETWEEN for rank in self.network.ranks(name)
+        }
+        return slow
 
     def add_witness(self, host: int, flows: Sequence[tuple[int, int]]) -> None:
         """Add the levels of the flows that tell, in the last look, whether others load this host: that of its

@@ -150,6 +150,26 @@ def one_rank_per_nic(flows: Pairs, topology: Topology) -> list[Pairs]:
     return [flows[part == number] for number in np.unique(part)]
 
 
+def turns_of_rings(rings: Sequence[Ints], topology: Topology) -> Ints:
+    """Return (rings,): the turn in which to measure each, so that rings do not share some of their NICs only.
+
+    If each ring has a NIC that as many rings use, all are in one turn: they are alike. But where a host lacks
+    some of its NICs, only the rings of the GPUs that share one would be slower.
+    """
+    nics = [np.unique(topology.nic[ranks]) for ranks in rings]
+    users = np.bincount(np.concatenate(nics), minlength=len(topology.nic_names))
+    turns = np.zeros(len(rings), np.int64)
+    if len({int(users[own].max()) for own in nics}) == 1:
+        return turns
+    busy = list[set[int]]()  # NICs of each turn
+    for number, own in enumerate(nics):
+        turn = next((turn for turn, known in enumerate(busy) if known.isdisjoint(own)), len(busy))
+        busy += [set()] * (turn == len(busy))
+        busy[turn] |= {*own.tolist()}
+        turns[number] = turn
+    return turns
+
+
 Distance = Literal["any", "quarter", "half"]
 DISTANCES: tuple[Distance, ...] = ("half", "any", "quarter", "any")  # of one round after the other
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -14,7 +14,7 @@ from meshrun.jobs.validate.baseline import compare as baseline
 from meshrun.jobs.validate.health.alarms import add_fleet_alarms, least_rates, with_alarms, with_not_judged
 from meshrun.jobs.validate.health.unequal_settings import unequal_settings, unread_logs
 from meshrun.jobs.validate.ladder import costs
-from meshrun.jobs.validate.ladder.budget import Deadline, TimeLimit, fit
+from meshrun.jobs.validate.ladder.budget import LOAD_SHARE, SOAK_LOAD_SECONDS, Deadline, TimeLimit, fit
 from meshrun.jobs.validate.ladder.ladder import Ladder, OnRung
 from meshrun.jobs.validate.ladder.part_rates import best_rates, matrices, part_rates
 from meshrun.jobs.validate.ladder.soak import soak
@@ -22,12 +22,13 @@ from meshrun.jobs.validate.plan import Plan, RungName
 from meshrun.jobs.validate.probe.api import LoadReadings, Probe
 from meshrun.jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from meshrun.jobs.validate.report.model import HardwareLimit, Member, Report
-from meshrun.jobs.validate.report.wording import with_devices
+from meshrun.jobs.validate.report.wording import duration, percent, with_devices
 from meshrun.jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
 from meshrun.jobs.validate.run.options import ValidateOptions
 from meshrun.jobs.validate.topology import topology_of
 from meshrun.jobs.validate.verdict import Alarm, Verdict
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 from meshrun.runner.system.host_settings import Setting
 from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
 
@@ -126,21 +127,40 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     assert validation.ladder is not None
     validation.loads, validation.nccl = tuple(probe.loads()), probe.nccl_diagnostics()
     report, ladder = validation.report(verdict), validation.ladder
-    without = unknown_rates(report)
-    if without:
-        noted = replace(report.verdict, not_judged=(*report.verdict.not_judged, without))
-        report = replace(report, verdict=noted)
+    noted = (*report.verdict.not_judged, *unknown_rates(report), *undetectable(report, validation.plan))
+    report = replace(report, verdict=replace(report.verdict, not_judged=noted))
     return _use_baseline(validation, report, ladder)
 
 
-def unknown_rates(report: Report) -> str:
-    """State which measurements have no known rate to be held against; "" if all have."""
+def unknown_rates(report: Report) -> Iterator[str]:
+    """Yield which measurements have no known rate to be held against."""
     known = {(one.rung, one.what) for one in report.limits if one.rate and one.least is not None}
     measured = [(rung.name, what) for rung in report.verdict.rungs for what in rung.rates]
     unknown = [f"{rung} {what}" for rung, what in measured if (rung, what) not in known]
-    if not unknown:
-        return ""
-    return f"no known rate for {', '.join(unknown)}: only compared with siblings"
+    if unknown:
+        yield f"no known rate for {', '.join(unknown)}: only compared with siblings"
+
+
+def undetectable(report: Report, plan: Plan) -> Iterator[str]:
+    """Yield which slow GPUs and links these measurements cannot show, and how to see them."""
+    measured = {(rung.name, what) for rung in report.verdict.rungs for what in rung.rates}
+    if not measured or all(one.kind == "cpu" for one in report.members):
+        return
+    # A part that is slower by less than the tolerance.
+    if len(report.members) > 1:
+        yield (
+            f"a part at {percent(math.exp(-plan.tolerance))} or more of its siblings' rate counts as "
+            "healthy; a GPU with 17 of its 18 NVLinks has 94 %"
+        )
+    # A GPU that becomes slower when it is hot.
+    seconds = max((rung.measured for rung in report.verdict.rungs if rung.name == "gpu"), default=0.0)
+    loaded = plan.tensor_seconds if ("gpu", "tensor") in measured else seconds
+    if loaded and loaded < SOAK_LOAD_SECONDS and "soak" not in report.environment:
+        longer = option("soak", f"{SOAK_LOAD_SECONDS / LOAD_SHARE / 60:.0f}m")
+        yield (
+            f"GPUs were loaded for {duration(loaded)}: a slowdown by heat or power that begins later is not "
+            f"seen; {longer} loads them for longer"
+        )
 
 
 def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> TimeLimit:

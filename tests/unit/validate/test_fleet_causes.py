@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from fleet_causes import CONDITIONS, run
-from fleet_physics import Fleet, PhysicalFleet, fair_shares
+from fleet_physics import Episode, Fleet, PhysicalFleet, fair_shares
 
 from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.measurements.inter_node import InterNode
 from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.run import measure_simulated
+from meshrun.jobs.validate.topology import topology_of
 
 ONE_EACH = (
     "host receives", "host sends", "both at once", "two rates, NIC", "two rates, host", "shared NICs",
@@ -62,6 +68,70 @@ def test_a_few_slow_nics_of_a_rail_are_no_leaf_switch(left: tuple[float, ...]) -
 def test_loads_that_outlast_the_first_looks_are_no_faults(condition: str, number: int, hosts: int) -> None:
     result, _, said, *_ = run(condition, number, (hosts,))
     assert result in ("right", "unknown"), said
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "kind", "hosts"),
+    [
+        (2, {(way, gpu): 0.7 for gpu in range(24, 32) for way in ("send", "receive")}, "host", ("h3",)),
+        (3, {("link", (3, 4)): 0.7}, "link", ("h3", "h4")),
+    ],
+)
+def test_two_hosts_with_slower_nics_than_the_others(
+    fast: int, slow: dict[Any, float], kind: str, hosts: tuple[str, ...]
+) -> None:
+    """The flows between the two have no siblings but flows to faster NICs."""
+    fleet = Fleet([8] * (fast + 2), [48e9] * fast + [24e9] * 2, [0] * (fast + 2), 5)
+    plan = Plan(rungs=("host pairs",))
+    healthy = climb_ladder(PhysicalFleet(fleet), plan)
+    assert healthy.status == "ok"
+    assert any("only hosts" in note and f"h{fast} and h{fast + 1}" in note for note in healthy.not_judged)
+    found = climb_ladder(PhysicalFleet(replace(fleet, slow=slow)), plan).findings
+    assert [(one.kind, one.hosts) for one in found] == [(kind, hosts)]
+
+
+def test_a_slow_nic_is_no_witness_of_a_load() -> None:
+    """Another NIC of a suspect's host tells whether others load the host; not one that was found slow."""
+    fleet = Fleet([4] * 4, [48e9] * 4, [0] * 4, 6, slow={("send", 2): 0.6, ("receive", 2): 0.6})
+    probe = PhysicalFleet(fleet)
+    topology = topology_of(probe)
+    flows = InterNode(probe, topology, Plan(), {})
+    flows.measure()
+    assert flows.retest([("nic", 2)])[1] == [("nic", 2)]
+    for gpu in (0, 1, 3):
+        for host in (1, 2, 3):
+            flows.retest([("path", gpu * topology.ranks + 4 * host + gpu)])
+    assert max(level for level, _ in flows.witnessed[0].values()) < Plan().tolerance
+
+
+@pytest.mark.parametrize(("condition", "number"), [("without a NIC", 0), ("few NICs", 1), ("no NICs", 2)])
+def test_rails_of_a_host_that_lacks_nics_are_no_fault(condition: str, number: int) -> None:
+    """Its GPUs share those that it has: only rings that share one at the same time would be slower."""
+    result, _, said, *_ = run(condition, number)
+    assert result == "right", said
+
+
+def test_a_gpu_that_throttles_later_is_seen_by_a_soak_and_a_note_says_so() -> None:
+    fleet = Fleet([8] * 2, [48e9] * 2, [0] * 2, 4, episodes=[Episode("gpu", 3, 30.0, 1e9, 0.7)])
+    plan = Plan(rungs=("gpu",))
+
+    def report(soak: float | None) -> Report:
+        return measure_simulated(PhysicalFleet(fleet), ValidateOptions(plan, soak=soak), print, print)
+
+    short, long = report(None).verdict, report(40.0).verdict
+    assert short.status == "ok"
+    assert any("begins later is not seen; --soak 10m" in note for note in short.not_judged)
+    assert [(one.kind, one.gpus) for one in long.findings] == [("gpu", (3,))]
+    assert not any("begins later" in note for note in long.not_judged)
+
+
+@pytest.mark.parametrize(("left", "finds"), [(17 / 18, False), (0.9, True)])
+def test_a_loss_below_the_tolerance_is_not_found_and_a_note_says_so(left: float, finds: bool) -> None:
+    fleet = Fleet([8] * 2, [48e9] * 2, [0] * 2, 4, slow={("nvlink", 3): left}, spread=0.0)
+    plan = Plan(rungs=("pairs",))
+    verdict = measure_simulated(PhysicalFleet(fleet), ValidateOptions(plan), print, print).verdict
+    assert bool(verdict.findings) == finds
+    assert any("at 93 % or more of its siblings' rate counts as healthy" in one for one in verdict.not_judged)
 
 
 @pytest.mark.nightly

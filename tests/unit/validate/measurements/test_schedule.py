@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -16,6 +17,7 @@ from meshrun.jobs.validate.measurements.schedule import (
     matched_rounds,
     round_robin,
     split_round,
+    turns_of_rings,
 )
 from meshrun.jobs.validate.plan import Plan
 from meshrun.jobs.validate.topology import topology_of
@@ -136,3 +138,21 @@ def test_a_host_meets_its_neighbours_at_different_times(hosts: int) -> None:
         assert len(set.union(*met)) >= 4
         first, last = min(set.union(*met)), max(set.union(*met))
         assert last - first >= len(rounds) / 3
+
+
+@pytest.mark.parametrize(
+    ("nics", "turns"),
+    [
+        (((0, 1, 2, 3), (0, 1, 2, 3)), [0, 0, 0, 0]),  # one each
+        (((0, 0, 1, 1), (0, 0, 1, 1)), [0, 0, 0, 0]),  # all share alike
+        (((0, 1, 2, 3), (0, 0, 2, 3)), [0, 1, 0, 0]),  # GPU 1 of the second host uses GPU 0's
+        (((0, 1, 2, 3), (0, 0, 0, 3)), [0, 1, 2, 0]),
+        (((0, 0, 2, 3), (0, 1, 1, 3)), [0, 1, 0, 0]),
+    ],
+)
+def test_rings_that_would_share_nics_take_turns(nics: tuple[tuple[int, ...], ...], turns: list[int]) -> None:
+    fleet = ToyFleet((4, 4))
+    fleet.places = [replace(place, nic=f"mlx5_{nics[place.host][place.gpu]}") for place in fleet.places]
+    topology = topology_of(fleet)
+    rings = [topology.rail(gpu) for gpu in range(topology.rails)]
+    assert turns_of_rings(rings, topology).tolist() == turns
