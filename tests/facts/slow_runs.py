@@ -50,7 +50,7 @@ class Run:
     looks: Sequence[tuple[float, Sequence[dict[str, float]]]]
 
 
-def runs(  # noqa: PLR0912: one model, block after block
+def runs(  # noqa: PLR0912
     slowdown: str, count: int, seed: int, hosts: int = 4, per_host: int = 2
 ) -> Iterator[Run]:
     """Make runs with a slowdown of SLOWDOWNS, or HEALTHY ones."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import secrets
 import subprocess
@@ -17,6 +20,7 @@ from meshrun.runner.recorder.snapshot import RankSnapshot, snapshots
 from meshrun.runner.world import helper_process
 from meshrun.runner.world.run_status import RunLines
 from meshrun.runner.world.stuck import gpu_states, nccl_ras
+from meshrun.runner.world.watch.readings import HostReadings
 from meshrun.runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
@@ -30,11 +34,13 @@ PROCESS = "meshrun.runner.world.stuck.monitor_process"
 
 @dataclass
 class HostMonitor:
-    """The recorders of this host's ranks of one run. gpus: UUIDs of their GPUs, by rank."""
+    """The recorders of this host's ranks of one run. gpus: UUIDs of their GPUs, by rank. readings: of the
+    same ranks, to name slow ones; None: they are not watched."""
 
     run_id: str
     folder: Path = ring.FOLDER
     gpus: Mapping[int, str] = field(default_factory=dict)
+    readings: HostReadings | None = None
     ended: set[int] = field(default_factory=set)
     _ranks: set[int] = field(default_factory=set)
 
@@ -71,11 +77,14 @@ class HostMonitor:
         RunLines(self.run_id, has_reader=False).remove_claim()  # without a run directory
 
 
-def start(world: World, started: Started) -> list[str]:
+def start(world: World, started: Started, *, stalls: bool = True) -> list[str]:
     """Start the monitors of a run of several ranks, a process on each host. Collective; returns warnings on
-    rank 0."""
+    rank 0. stalls: watch for them, unless the user does not want that."""
     seconds = STALL_TIMEOUT if started.stall_timeout is None else started.stall_timeout
-    if seconds <= 0 or world.size == 1 or world.recorder is None:
+    if seconds <= 0 or not stalls:
+        seconds = math.inf
+    world.watched = started.watch and world.size > 1 and world.recorder is not None
+    if world.size == 1 or world.recorder is None or (seconds == math.inf and not world.watched):
         return []
     first: dict[str, int] = {}
     for number, rank in enumerate(world.ranks):
@@ -95,6 +104,9 @@ def start(world: World, started: Started) -> list[str]:
         "size": world.size,
         "gpus": gpus,
         "path": [folder for folder in sys.path if folder] if gpus else [],
+        "watch": [[rank.host, f"GPU {rank.device.index}" if rank.device.uuid else ""] for rank in world.ranks]
+        if world.watched
+        else [],
         "hosts": {str(number): world.ranks[number].host for number in first.values()},
     }
     offer: dict[str, Any] = {}
@@ -117,6 +129,22 @@ def start(world: World, started: Started) -> list[str]:
         named = [f"host {world.ranks[rank].host}: {why}" for rank, why in enumerate(reasons) if why]
         error = "; ".join(named)
     return [f"a stall of this run would not be noticed: {error}"] if error else []
+
+
+def slow_parts() -> list[dict[str, Any]]:
+    """Return the slow parts that this host's monitor has named so far, if rank 0 is here; those of a call
+    before are left out."""
+    parts = []
+    for process in _KEPT:
+        assert process.stdout is not None
+        pipe, text = process.stdout.fileno(), b""
+        os.set_blocking(pipe, False)
+        with contextlib.suppress(BlockingIOError):  # all has been read
+            while chunk := os.read(pipe, 1 << 16):
+                text += chunk
+        messages = [json.loads(line) for line in text.splitlines()]
+        parts += [message["slow"] for message in messages if "slow" in message]
+    return parts
 
 
 def _start(setting: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
