@@ -193,8 +193,8 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "versions": world.versions(),
         "seconds": time.perf_counter() - begin,
     }
-    if world.watched:
-        record["slow"] = slow_parts()
+    if (slow := slow_parts()) is not None:
+        record["slow"] = slow
     if options.json is not None and world.rank == 0:
         write_json(Path(options.json), "run", SCHEMA, record)
     return envelope("run", SCHEMA, record)

@@ -114,8 +114,6 @@ class World(Group):
         The device: its memory, its stream and its array module, `backend.xp`.
     recorder : Recorder or None
         Of this rank's operations; None if they are not recorded.
-    watched : bool
-        Whether ranks, GPUs and hosts that make the run slower are named.
     checksums : Checksums or None
         Of what the communicators move; None if nothing is checked.
     phases : Phases
@@ -139,7 +137,6 @@ class World(Group):
     warnings: list[str] = field(default_factory=list)
     network: str | None = None
     recorder: Recorder | None = None
-    watched: bool = False
     checksums: Checksums | None = None
     phases: Phases = field(init=False)
     operations: Operations = field(init=False, repr=False, compare=False)

@@ -31,7 +31,7 @@ SLOWDOWNS = {
     "link": (None, "wire", "link"),
     "NIC": (None, "wire", "NIC"),
 }
-SECONDS_COUNTERS = ("files", "queued", "shared", "stopped", "stolen", "faults")
+LOST = ("queued", "shared", "stopped", "stolen", "faults")  # counters of seconds
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 @dataclass(frozen=True)
 class Run:
     """One run. names: acceptable names of the slow part, each a text that must be in the finding's; empty if
-    none. looks: by second, each rank's values by the names that `Interval` has."""
+    none. looks: by second, each rank's values by the names that `RankInterval` has."""
 
     slowdown: str
     kind: str
@@ -181,7 +181,7 @@ def runs(  # noqa: PLR0912
                     )
                 if counter == "stopped":
                     values["stopped"] = rng.binomial(10, min(lost, 1.0)) / 10
-                elif counter in SECONDS_COUNTERS and counter != "files":
+                elif counter in LOST:
                     values[counter] = values.get(counter, 0.0) + lost * rng.uniform(0.85, 1.0)
                 shown.append(values)
             looks.append((float(second), shown))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STALL_TIMEOUT = 300.0  # seconds without progress
 _KEPT: list[subprocess.Popen[str]] = []  # their pipes close when this process ends, which ends them
+_WATCHING: list[subprocess.Popen[str]] = []  # those of them that name slow parts
 PROCESS = "meshrun.runner.world.stuck.monitor_process"
 
 
@@ -83,8 +84,7 @@ def start(world: World, started: Started, *, stalls: bool = True) -> list[str]:
     seconds = STALL_TIMEOUT if started.stall_timeout is None else started.stall_timeout
     if seconds <= 0 or not stalls:
         seconds = math.inf
-    world.watched = started.watch and world.size > 1 and world.recorder is not None
-    if world.size == 1 or world.recorder is None or (seconds == math.inf and not world.watched):
+    if world.size == 1 or world.recorder is None or (seconds == math.inf and not started.watch):
         return []
     first: dict[str, int] = {}
     for number, rank in enumerate(world.ranks):
@@ -105,7 +105,7 @@ def start(world: World, started: Started, *, stalls: bool = True) -> list[str]:
         "gpus": gpus,
         "path": [folder for folder in sys.path if folder] if gpus else [],
         "watch": [[rank.host, f"GPU {rank.device.index}" if rank.device.uuid else ""] for rank in world.ranks]
-        if world.watched
+        if started.watch
         else [],
         "hosts": {str(number): world.ranks[number].host for number in first.values()},
     }
@@ -131,11 +131,13 @@ def start(world: World, started: Started, *, stalls: bool = True) -> list[str]:
     return [f"a stall of this run would not be noticed: {error}"] if error else []
 
 
-def slow_parts() -> list[dict[str, Any]]:
-    """Return the slow parts that this host's monitor has named so far, if rank 0 is here; those of a call
-    before are left out."""
+def slow_parts() -> list[dict[str, Any]] | None:
+    """Return the slow parts that the monitor of rank 0 has named since the last call; None if this process has
+    started none that watches."""
+    if not _WATCHING:
+        return None
     parts = []
-    for process in _KEPT:
+    for process in _WATCHING:
         assert process.stdout is not None
         pipe, text = process.stdout.fileno(), b""
         os.set_blocking(pipe, False)
@@ -156,4 +158,6 @@ def _start(setting: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
     if isinstance(process, str):
         return {"error": process}
     _KEPT.append(process)
+    if setting["watch"]:
+        _WATCHING.append(process)
     return helper_process.first_message(process, "monitor") if waits else {}

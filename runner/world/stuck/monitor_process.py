@@ -28,7 +28,7 @@ from meshrun.runner.world.stuck.explain import explain, waiting_in
 from meshrun.runner.world.stuck.monitor import HostMonitor
 from meshrun.runner.world.watch import watcher
 from meshrun.runner.world.watch.judge import RankPart
-from meshrun.runner.world.watch.readings import Counts, HostReadings
+from meshrun.runner.world.watch.readings import HostReadings, RankCounts
 from meshrun.runner.world.watch.watcher import Watcher
 from meshrun.runner.world.watchdog.channel import Connection, Hub, connect
 from meshrun.runner.world.watchdog.progress import StallTimer
@@ -59,7 +59,7 @@ class Lead:
             if "progress" in message:
                 self.counts[str(rank)] = message["progress"]
             if "watch" in message and self.watcher:
-                self.watch({int(one): Counts(**values) for one, values in message["watch"].items()})
+                self.watch({int(one): RankCounts(**values) for one, values in message["watch"].items()})
         if self.watcher and self.monitor.readings and self.monitor.readings.is_due():
             self.watch(self.monitor.readings.read())
         if self.counts != before:
@@ -78,7 +78,7 @@ class Lead:
             self.hub.broadcast({"end": True})
         return True
 
-    def watch(self, counts: dict[int, Counts]) -> None:
+    def watch(self, counts: dict[int, RankCounts]) -> None:
         """Judge the ranks' counts, and report what is found to be slow."""
         assert self.watcher is not None
         for finding in self.watcher.add(counts, time.monotonic()):

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 Kind = Literal["compute", "memory", "host", "wire", "file system", "load"]
 PartType = Literal["rank", "GPU", "host", "NIC", "link", "network", "file system"]
@@ -50,14 +50,12 @@ class RankPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class RankInterval:
     """What one rank did between two looks, which are `seconds` apart. All are seconds but steps and clocks.
 
     steps: that it took. waited: for others, in collectives and for messages. transit: of that, after all
-    partners had sent; None if not known. files: in reads and writes. queued: its process was ready to run,
-    and other processes had its processors. stopped: its process was stopped. stolen: the hypervisor had its
-    processors. shared: other processes used its GPU. clock, memory_clock: of its GPU, MHz; 0 if not known.
-    faults: in waits for memory that had been swapped out.
+    partners had sent; None if not known. files: in reads and writes. lost: by the names of CAUSES, while
+    something kept it from working. clock, memory_clock: of its GPU, MHz; 0 if not known.
     """
 
     seconds: float
@@ -65,11 +63,7 @@ class Interval:
     waited: float
     transit: float | None = None
     files: float = 0.0
-    queued: float = 0.0
-    stopped: float = 0.0
-    stolen: float = 0.0
-    shared: float = 0.0
-    faults: float = 0.0
+    lost: Mapping[str, float] = field(default_factory=dict)
     clock: float = 0.0
     memory_clock: float = 0.0
 
@@ -80,7 +74,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SlowPart:
     """A slow part.
 
     part_type, part: what it is and its name, such as "GPU" and "GPU 3 of host n2". ranks: that it makes late.
@@ -98,7 +92,10 @@ class Finding:
     evidence: str
 
 
-# Counters by the kind of cause that they show: the seconds of `Interval` and what they say.
+# Counters of seconds: the kind of cause that they show, and what they say. "files" is a field of
+# `RankInterval`; the others are names in its `lost`: the process was ready to run and others had its
+# processors; other processes used its GPU; the process was stopped; the hypervisor had its processors; it
+# waited for swapped memory.
 CAUSES: dict[str, tuple[Kind, str]] = {
     "files": ("file system", "its reads and writes of files took {:.0%} of the time"),
     "queued": ("load", "other processes had its processors for {:.0%} of the time"),
@@ -137,22 +134,22 @@ class Judge:
     >>> judge = Judge([RankPart(rank, "n1") for rank in range(2)])
     >>> for second in range(40):
     ...     steps, waited = (9, 0.1) if second < 20 else (5, 0.45)
-    ...     ranks = {0: Interval(1.0, steps, waited), 1: Interval(1.0, steps, 0.1)}
+    ...     ranks = {0: RankInterval(1.0, steps, waited), 1: RankInterval(1.0, steps, 0.1)}
     ...     for finding in judge.look(second, ranks):
     ...         print(second, finding.part, finding.kind)
     35 rank 1 of host n1 compute
     """
 
     parts: Sequence[RankPart]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[SlowPart] = field(default_factory=list)
     _times: deque[float] = field(default_factory=deque)
-    _looks: deque[Mapping[int, Interval]] = field(default_factory=deque)
-    _partial: Mapping[int, Interval] = field(default_factory=dict)  # a look that has too few steps so far
+    _looks: deque[Mapping[int, RankInterval]] = field(default_factory=deque)
+    _partial: Mapping[int, RankInterval] = field(default_factory=dict)  # a look that has too few steps so far
     _seen: int = 0
     _candidate: str = ""  # the part that the last look has found
     _recent: int = 0  # looks at the end of `_looks` that are judged
 
-    def look(self, at: float, ranks: Mapping[int, Interval]) -> list[Finding]:
+    def look(self, at: float, ranks: Mapping[int, RankInterval]) -> list[SlowPart]:
         """Add a look and return the parts that are found to be slow by it, each once.
 
         Parameters
@@ -195,7 +192,7 @@ class Judge:
         self.findings.append(finding)
         return [finding]
 
-    def _by_own_time(self) -> Finding | None:
+    def _by_own_time(self) -> SlowPart | None:
         """Find the ranks whose own time has grown more than that of others, in files or outside of them: rank
         0 may write files now and then, which is no news, and would add up with other delays."""
         for values in (lambda one: one.own - _share(one, "files"), lambda one: _share(one, "files")):
@@ -205,7 +202,7 @@ class Judge:
                 return finding
         return None
 
-    def _slowest(self, late: Mapping[int, Change], excess: Sequence[Mapping[int, float]]) -> Finding | None:
+    def _slowest(self, late: Mapping[int, Change], excess: Sequence[Mapping[int, float]]) -> SlowPart | None:
         """Name the ranks that the others wait for. late: ranks whose own time has grown. excess: of all
         looks."""
         # The slowest rank has the longest own time, unless it has not become the slowest: then nobody waits
@@ -232,7 +229,7 @@ class Judge:
         )
         return self._finding(ranks, change, kind or "compute", evidence)
 
-    def _by_transit(self) -> Finding | None:
+    def _by_transit(self) -> SlowPart | None:
         """Find the part of the network on which messages take longer, after they were sent."""
         if any(one.transit is None for one in self._looks[-1].values()):
             return None
@@ -251,7 +248,7 @@ class Judge:
         evidence = f"messages took {change.share:.0%} more of the time after they were sent"
         return self._finding(ranks, change, "wire", evidence, (part_type, part))
 
-    def _by_counters(self) -> Finding | None:
+    def _by_counters(self) -> SlowPart | None:
         """Find ranks that counters show to be slow, where no rank waits less than others: a rank that waits
         for its GPU does not show whether the GPU waits for another one."""
         slowdown = self._slowdown()
@@ -275,7 +272,7 @@ class Judge:
                 return self._finding(ranks, change, kind, text.format(change.share), named)
         return None
 
-    def _from_the_start(self) -> Finding | None:
+    def _from_the_start(self) -> SlowPart | None:
         """Find ranks that were never as fast as the others, for a cause that counters show. Without a counter
         they may as well have more work."""
         recent = self._recent_looks
@@ -298,7 +295,7 @@ class Judge:
         return None
 
     @property
-    def _recent_looks(self) -> list[Mapping[int, Interval]]:
+    def _recent_looks(self) -> list[Mapping[int, RankInterval]]:
         return list(self._looks)[-self._recent :]
 
     def _late(self, shares: Sequence[Mapping[int, float]]) -> dict[int, Change]:
@@ -372,12 +369,14 @@ class Judge:
         kind: Kind,
         evidence: str,
         named: tuple[PartType, str] | None = None,
-    ) -> Finding:
+    ) -> SlowPart:
         """Make a finding. change: of the slowest rank. named: the part, if it is not where the ranks run."""
         part_type, part = named or rank_part(self.parts, ranks)
         delay = change.share / max(1.0 - change.share, 0.05)
         confidence = 1.0 - 0.1 * math.exp(-2.0 * (change.ratio - 1.0))
-        return Finding(part_type, part, tuple(sorted(ranks)), kind, change.since, delay, confidence, evidence)
+        return SlowPart(
+            part_type, part, tuple(sorted(ranks)), kind, change.since, delay, confidence, evidence
+        )
 
 
 def rank_part(parts: Sequence[RankPart], ranks: Sequence[int]) -> tuple[PartType, str]:
@@ -418,27 +417,31 @@ def network_part(parts: Sequence[RankPart], ranks: Sequence[int]) -> tuple[PartT
     return "network", f"the network between {', '.join(sorted(late))}"
 
 
-def _joined(first: Interval, second: Interval) -> Interval:
+def _joined(first: RankInterval, second: RankInterval) -> RankInterval:
     """Return an interval and the next one as one. Clocks are the lower ones."""
-    values: dict[str, Any] = {}
-    for each in fields(Interval):
-        a, b = getattr(first, each.name), getattr(second, each.name)
-        if each.name in CLOCKS:
-            values[each.name] = min(a, b)
-        else:
-            values[each.name] = None if a is None or b is None else a + b
-    return Interval(**values)
+    transit = None
+    if first.transit is not None and second.transit is not None:
+        transit = first.transit + second.transit
+    return RankInterval(
+        first.seconds + second.seconds,
+        first.steps + second.steps,
+        first.waited + second.waited,
+        transit,
+        first.files + second.files,
+        {name: first.lost.get(name, 0.0) + second.lost.get(name, 0.0) for name in first.lost},
+        min(first.clock, second.clock),
+        min(first.memory_clock, second.memory_clock),
+    )
 
 
-def _pace(look: Mapping[int, Interval]) -> float:
+def _pace(look: Mapping[int, RankInterval]) -> float:
     """Return the steps per second of a look, of all ranks."""
     return sum(one.steps for one in look.values()) / sum(one.seconds for one in look.values())
 
 
-def _share(one: Interval, name: str) -> float:
+def _share(one: RankInterval, name: str) -> float:
     """Return the share of the time that a counter of `CAUSES` has counted."""
-    seconds: float = getattr(one, name)
-    return seconds / one.seconds
+    return (one.files if name == "files" else one.lost.get(name, 0.0)) / one.seconds
 
 
 def _excess(values: Mapping[int, float]) -> dict[int, float]:

@@ -25,19 +25,15 @@ INTERVAL = 0.99  # seconds between two looks; a little less, as these are taken 
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What one rank has done so far. at, waited, ...: seconds, as in `judge.Interval`; at: on the monotonic
-    clock of its host. clock, memory_clock: of its GPU at this moment, MHz; 0 if not known."""
+class RankCounts:
+    """What one rank has done so far, in seconds as in `judge.RankInterval`. at: on the monotonic clock of its
+    host. clock, memory_clock: of its GPU at this moment, MHz; 0 if not known."""
 
     at: float
     steps: int
     waited: float
     files: float
-    queued: float = 0.0
-    stopped: float = 0.0
-    stolen: float = 0.0
-    shared: float = 0.0
-    faults: float = 0.0
+    lost: Mapping[str, float] = field(default_factory=dict)
     clock: float = 0.0
     memory_clock: float = 0.0
 
@@ -77,7 +73,7 @@ class HostReadings:
         """Whether it is time for the next look."""
         return time.monotonic() - self._read >= INTERVAL
 
-    def read(self) -> dict[int, Counts]:
+    def read(self) -> dict[int, RankCounts]:
         """Return what each rank has done so far; ranks that have ended are left out."""
         now = time.monotonic()
         since, self._read = now - self._read if self._read else 0.0, now
@@ -88,7 +84,7 @@ class HostReadings:
         self._pids = {rank: (one.about["pid"], one.about.get("start")) for rank, one in recordings.items()}
         return {rank: self._counts(rank, one, since) for rank, one in recordings.items()}
 
-    def _counts(self, rank: int, recording: Recording, since: float) -> Counts:
+    def _counts(self, rank: int, recording: Recording, since: float) -> RankCounts:
         pid, waited = recording.about["pid"], waits(recording)
         steps = steps_taken(recording)
         if not steps:  # of a program or a job without time steps: what the ranks do together
@@ -97,16 +93,18 @@ class HostReadings:
             recording.totals[name] for names in FILES.values() for name in names if name in recording.totals
         ]
         clock, memory_clock = self._gpu(rank, pid, since)
-        return Counts(
+        return RankCounts(
             recording.about["began"] / 1e9 + recording.age,
             steps,
             waited["messages"] + waited["collectives"],
             sum(total.seconds for total in files),
-            queued_seconds(pid, self.processes),
-            self._stopped.get(rank, 0.0),
-            _stolen(pid, self.processes),
-            self._shared.get(rank, 0.0),
-            MAJOR_FAULT * major_faults(pid, self.processes),
+            {
+                "queued": queued_seconds(pid, self.processes),
+                "stopped": self._stopped.get(rank, 0.0),
+                "stolen": _stolen(pid, self.processes),
+                "shared": self._shared.get(rank, 0.0),
+                "faults": MAJOR_FAULT * major_faults(pid, self.processes),
+            },
             clock,
             memory_clock,
         )

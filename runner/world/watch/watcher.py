@@ -5,22 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from meshrun.runner.errors import tell
 from meshrun.runner.world.helper_process import write_message
-from meshrun.runner.world.watch.judge import Finding, Interval, Judge, RankPart
-from meshrun.runner.world.watch.readings import Counts
-
-SECONDS = (
-    "waited",
-    "files",
-    "queued",
-    "stopped",
-    "stolen",
-    "shared",
-    "faults",
-)  # of `Counts`, which only grow
+from meshrun.runner.world.watch.judge import Judge, RankInterval, RankPart, SlowPart
+from meshrun.runner.world.watch.readings import RankCounts
 
 
 @dataclass
@@ -34,13 +23,13 @@ class Watcher:
 
     parts: Sequence[RankPart]
     _judge: Judge = field(init=False)
-    _last: dict[int, Counts] = field(default_factory=dict)
-    _new: dict[int, Counts] = field(default_factory=dict)
+    _last: dict[int, RankCounts] = field(default_factory=dict)
+    _new: dict[int, RankCounts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._judge = Judge(self.parts)
 
-    def add(self, counts: Mapping[int, Counts], at: float) -> list[Finding]:
+    def add(self, counts: Mapping[int, RankCounts], at: float) -> list[SlowPart]:
         """Add counts, and judge them once each rank has been read since the last look.
 
         Parameters
@@ -63,20 +52,26 @@ class Watcher:
         return self._judge.look(at, ranks)
 
 
-def interval(last: Counts, new: Counts) -> Interval:
+def interval(last: RankCounts, new: RankCounts) -> RankInterval:
     """Return what a rank did between two readings."""
-    grown: dict[str, Any] = {name: max(getattr(new, name) - getattr(last, name), 0.0) for name in SECONDS}
-    return Interval(
-        new.at - last.at, new.steps - last.steps, clock=new.clock, memory_clock=new.memory_clock, **grown
+    lost = {name: max(seconds - last.lost.get(name, 0.0), 0.0) for name, seconds in new.lost.items()}
+    return RankInterval(
+        new.at - last.at,
+        new.steps - last.steps,
+        max(new.waited - last.waited, 0.0),
+        files=max(new.files - last.files, 0.0),
+        lost=lost,
+        clock=new.clock,
+        memory_clock=new.memory_clock,
     )
 
 
-def sentence(finding: Finding) -> str:
+def sentence(finding: SlowPart) -> str:
     """Return what is said of a slow part.
 
     Examples
     --------
-    >>> sentence(Finding("rank", "rank 3 of host n1", (3,), "load", 0.0, 0.4, 0.99, "its GPU is shared"))
+    >>> sentence(SlowPart("rank", "rank 3 of host n1", (3,), "load", 0.0, 0.4, 0.99, "its GPU is shared"))
     'rank 3 of host n1 makes each step 40% longer: load, its GPU is shared (confidence 0.99)'
     """
     return (
@@ -85,7 +80,7 @@ def sentence(finding: Finding) -> str:
     )
 
 
-def report(finding: Finding) -> None:
+def report(finding: SlowPart) -> None:
     """Say on the terminal that a part is slow, and tell rank 0, for the record."""
     ago = max(time.monotonic() - finding.since, 0.0)
     tell(f"slow: {sentence(finding)}, since {ago:.0f} s ago")

@@ -10,7 +10,7 @@ import pytest
 import slow_runs
 from slow_runs import HEALTHY, SLOWDOWNS, Run
 
-from meshrun.runner.world.watch.judge import Finding, Interval, Judge, RankPart, network_part, rank_part
+from meshrun.runner.world.watch.judge import Judge, RankInterval, RankPart, SlowPart, network_part, rank_part
 
 SHAPES = ((4, 2), (2, 1), (1, 4), (2, 4), (8, 1))  # hosts, ranks of each
 SHOWN = [name for name, (counter, _, scope) in SLOWDOWNS.items() if counter and scope == "rank"]
@@ -29,7 +29,7 @@ class Score:
     confidence: float = 0.0
 
 
-def findings(run: Run, *, on_device: bool = False, begin: int = 0) -> list[tuple[float, Finding]]:
+def findings(run: Run, *, on_device: bool = False, begin: int = 0) -> list[tuple[float, SlowPart]]:
     """Judge a run. on_device: GPUs wait for each other, which the ranks' processes do not see. begin:
     number of the first look."""
     parts = [RankPart(rank, host, "", run.peers[rank]) for rank, host in enumerate(run.hosts)]
@@ -37,14 +37,16 @@ def findings(run: Run, *, on_device: bool = False, begin: int = 0) -> list[tuple
     for at, ranks in run.looks[begin:]:
         look = {}
         for rank, values in enumerate(ranks):
-            look[rank] = Interval(**{**values, "steps": round(values["steps"])})
+            own = {name: value for name, value in values.items() if name not in slow_runs.LOST}
+            lost = {name: values.get(name, 0.0) for name in slow_runs.LOST}
+            look[rank] = RankInterval(**{**own, "steps": round(values["steps"])}, lost=lost)
             if on_device:
                 look[rank] = replace(look[rank], waited=0.0, transit=None)
         found += [(at, finding) for finding in judge.look(at, look)]
     return found
 
 
-def is_right(run: Run, finding: Finding) -> bool:
+def is_right(run: Run, finding: SlowPart) -> bool:
     return any(name in f"{finding.part} " for name in run.names)
 
 
@@ -128,15 +130,15 @@ def test_a_rank_with_more_work_from_the_start_is_not_named() -> None:
         assert findings(run, begin=int(run.onset) + 2) == []
 
 
-def even(count: int, **victim: float) -> dict[int, Interval]:
+def even(count: int, **victim: float) -> dict[int, RankInterval]:
     """Return a look at ranks that wait for rank 0."""
-    ranks = {rank: Interval(1.0, 10, 0.5, transit=0.0) for rank in range(count)}
-    return {**ranks, 0: replace(Interval(1.0, 10, 0.05, transit=0.0), **victim)}
+    ranks = {rank: RankInterval(1.0, 10, 0.5, transit=0.0) for rank in range(count)}
+    return {**ranks, 0: replace(RankInterval(1.0, 10, 0.05, transit=0.0), **victim)}
 
 
 def test_a_part_is_named_once() -> None:
     judge = Judge([RankPart(rank, f"n{rank}") for rank in range(4)])
-    healthy = {rank: Interval(1.0, 20, 0.1, transit=0.0) for rank in range(4)}
+    healthy = {rank: RankInterval(1.0, 20, 0.1, transit=0.0) for rank in range(4)}
     found = [judge.look(at, healthy if at < 30 else even(4)) for at in range(120)]
     assert [finding.part for each in found for finding in each] == ["rank 0 of host n0"]
     assert judge.findings[0].since == pytest.approx(30, abs=1)
@@ -145,7 +147,7 @@ def test_a_part_is_named_once() -> None:
 
 def test_a_run_that_does_not_become_slower_names_nobody() -> None:
     judge = Judge([RankPart(rank, "n1") for rank in range(4)])
-    healthy = {rank: Interval(1.0, 10, 0.1, transit=0.0) for rank in range(4)}
+    healthy = {rank: RankInterval(1.0, 10, 0.1, transit=0.0) for rank in range(4)}
     assert not any(judge.look(at, healthy if at < 30 else even(4)) for at in range(90))
 
 
@@ -153,7 +155,7 @@ def test_looks_without_steps_or_ranks_count_for_nothing() -> None:
     judge = Judge([RankPart(rank, "n1") for rank in range(2)])
     for at in range(90):
         assert judge.look(at, even(2, steps=0)) == []
-        assert judge.look(at, {0: Interval(1.0, 5, 0.0)}) == []
+        assert judge.look(at, {0: RankInterval(1.0, 5, 0.0)}) == []
 
 
 PARTS = [

@@ -19,8 +19,8 @@ from meshrun.runner.recorder.ring import WAIT, Recorder
 from meshrun.runner.world.stuck.monitor import HostMonitor
 from meshrun.runner.world.stuck.monitor_process import Lead
 from meshrun.runner.world.watch import readings, watcher
-from meshrun.runner.world.watch.judge import Finding, RankPart
-from meshrun.runner.world.watch.readings import Counts, HostReadings
+from meshrun.runner.world.watch.judge import RankPart, SlowPart
+from meshrun.runner.world.watch.readings import HostReadings, RankCounts
 from meshrun.runner.world.watch.watcher import Watcher
 
 ABOUT = {"run": "abc", "rank": 0, "size": 2, "host": "n1", "device": "CPU", "command": "run edges"}
@@ -50,7 +50,7 @@ def test_steps_waits_and_files_are_read(recorder: Recorder, tmp_path: Path) -> N
     assert 0.03 <= counts.waited < counts.at
     assert 0.02 <= counts.files < counts.at
     assert counts.at == pytest.approx(began, abs=1.0)
-    assert counts.clock == counts.shared == 0.0
+    assert counts.clock == counts.lost["shared"] == 0.0
 
 
 def test_what_ranks_do_together_counts_for_a_program_without_steps(
@@ -70,20 +70,20 @@ def test_a_stopped_process_is_counted(tmp_path: Path) -> None:
         about = {**ABOUT, "pid": child.pid, "start": started.start}
         made = Recorder(ring.file_of("abc", 0, tmp_path), about)
         ranks = HostReadings("abc", folder=tmp_path)
-        assert ranks.read()[0].stopped == 0.0
+        assert ranks.read()[0].lost["stopped"] == 0.0
         ranks.poll()
         child.send_signal(signal.SIGSTOP)
         for _ in range(5):
             time.sleep(0.02)
             ranks.poll()
-        stopped = ranks.read()[0].stopped
+        stopped = ranks.read()[0].lost["stopped"]
         child.send_signal(signal.SIGCONT)
         time.sleep(0.05)
         ranks.poll()
         time.sleep(0.05)
         ranks.poll()
         assert stopped >= 0.06
-        assert ranks.read()[0].stopped == stopped
+        assert ranks.read()[0].lost["stopped"] == stopped
         made.close()
     finally:
         child.kill()
@@ -118,12 +118,12 @@ def test_nvml_without_counts_of_processes_shows_no_others() -> None:
     assert readings.others_share(nvml, None, 5) == 0.0
 
 
-def counts(at: float, *, late: bool) -> dict[int, Counts]:
+def counts(at: float, *, late: bool) -> dict[int, RankCounts]:
     """Return what two ranks have done until `at`: 20 steps a second; after 40 s if `late`, 12, rank 1's."""
     slow = max(at - 40, 0.0) if late else 0.0
     steps = int(20 * (at - slow) + 12 * slow)
     waits = (0.1 * (at - slow) + 0.45 * slow, 0.1 * at)
-    return {rank: Counts(at, steps, waits[rank], 0.0, queued=0.4 * slow * rank) for rank in range(2)}
+    return {rank: RankCounts(at, steps, waits[rank], 0.0, {"queued": 0.4 * slow * rank}) for rank in range(2)}
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -141,7 +141,7 @@ def test_what_another_host_sends_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_
     hub = SimpleNamespace(poll=lambda _: [messages.pop()] if messages else [], connections={})
     setting = {"seconds": float("inf"), "watch": [["n1", ""], ["n2", ""]]}
     lead = Lead(setting, HostMonitor("abc", tmp_path), hub)  # type: ignore[arg-type]
-    told: list[Finding] = []
+    told: list[SlowPart] = []
     monkeypatch.setattr(watcher, "report", told.append)
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
@@ -156,7 +156,7 @@ def test_what_another_host_sends_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_slow_part_is_told_and_sent_to_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
     since = time.monotonic() - 20
-    finding = Finding("rank", "rank 1 of host n2", (1,), "load", since, 0.6, 0.99, "it is busy")
+    finding = SlowPart("rank", "rank 1 of host n2", (1,), "load", since, 0.6, 0.99, "it is busy")
     watcher.report(finding)
     out, err = capfd.readouterr()
     said = "rank 1 of host n2 makes each step 60% longer: load, it is busy (confidence 0.99)"
