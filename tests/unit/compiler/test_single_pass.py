@@ -269,12 +269,12 @@ def test_cells_of_a_row_made_one_after_the_other_are_the_same(
 
 def test_results_of_a_sweep_take_the_place_of_what_was_read() -> None:
     kernel = emit(example("lattice", "float16"))
-    assert (kernel.sweep, kernel.tile) == (True, (1, 4))
+    assert (kernel.description.sweep, kernel.tile) == (True, (1, 4))
     assert "uint32 words" not in kernel.source.partition("__global__")[2]
     assert "uint32 words" in emit(example("heat", "float16"), tile=(1, 4), sweep=True).source
-    assert not emit(example("lattice", "float16"), lengths=(9, 1)).sweep
-    assert not emit(example("lattice", "float32")).sweep
-    assert not emit(example("heat", "float16")).sweep  # without branches
+    assert not emit(example("lattice", "float16"), lengths=(9, 1)).description.sweep
+    assert not emit(example("lattice", "float32")).description.sweep
+    assert not emit(example("heat", "float16")).description.sweep  # without branches
 
 
 def test_a_kernel_has_the_same_text_each_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import whole_functions as whole
-from fused import GXX
+from fused import GXX, launchers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_kernels import Run, block_of, compile_loops, compile_texts, halo_of, in_blocks
+from whole_kernels import Run, TextKernel, block_of, compile_loops, compile_texts, halo_of, in_blocks
 
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.cuda import pass_launch, single_pass
-from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.cuda import pass_launch, pass_tile, shared_planes, single_pass
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
+from meshrun.runner.compiler.device_kernel import MOST_OF_TILE, DeviceKernel, PassVariant
+from meshrun.runner.compiler.passes.ends import ends_of, interior, with_whole_rows
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import BOOL, Graph, Operand, Program
 from meshrun.runner.compiler.whole.trace import WholeProgram
+from meshrun.runner.region import Shape
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 F4, F8 = np.dtype("f4"), np.dtype("f8")
@@ -240,6 +243,112 @@ def test_each_cell_near_the_ends_is_made_by_a_thread_of_its_own() -> None:
         # They are spread over all blocks.
         assert {b - a for a, b in pairwise(before)} == {0, 1}
         assert abs(before[call.grid[0] // 2] - before[-1] / 2) <= 1
+
+
+# Rows of a volume
+
+
+def minus_neighbours(p: Any) -> Any:
+    """The product with the matrix of seven points; cells beyond the edges are 0."""
+    q = 6 * p
+    for axis in range(3):
+        head, tail = ((slice(None),) * axis + (own,) for own in (slice(1, None), slice(-1)))
+        q[head] -= p[tail]
+        q[tail] -= p[head]
+    return q
+
+
+def test_threads_make_whole_rows_of_a_volume_where_memory_is_what_they_wait_for() -> None:
+    """Their ends are columns, of which each cell is in another line of memory."""
+
+    def closed(p: Any) -> Any:
+        q = minus_neighbours(p)
+        q[:, :, 0], q[:, :, -1] = q[:, :, 1], q[:, :, -2]
+        return q
+
+    def costly(p: Any) -> Any:
+        for _ in range(9):
+            p = minus_neighbours(p) * p
+        return p
+
+    shape, chosen = (40, 40, 40), []
+    for function in (minus_neighbours, closed, costly):
+        program = whole.traced(function, [whole.field(*shape)], ("out",)).program
+        chosen.append(with_whole_rows(program).whole_rows)
+    # What is read at the ends alone, and many conditions, would be for every cell.
+    assert chosen == [True, False, False]
+
+
+def test_threads_march_where_planes_share_much_of_what_they_read() -> None:
+    def directions(x: Any, r: Any, p: Any) -> Any:
+        q = minus_neighbours(p)
+        r = r - 2 * q
+        return x + 2 * p, r, r + 3 * p
+
+    def shifted(u: Any) -> Any:  # several planes, none of which two threads read
+        return np.roll(u, 1, 0) + 1
+
+    one = whole.field(16, 16, 16)
+    for function, arrays, outputs, expected in (
+        (minus_neighbours, [one], ("q",), True),
+        (directions, [one] * 3, ("x", "r", "p"), False),
+        (shifted, [one], ("v",), False),
+    ):
+        program = whole.traced(function, arrays, outputs).program
+        assert pass_tile.marches(interior(program)) is expected
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", [(3, 1, 2), (2, 2, 1)])
+def test_threads_that_march_make_whole_rows(tile: Shape, tmp_path: Path) -> None:
+    field = whole.field(9, 11, 13)
+    functions = minus_neighbours, whole.cube
+    programs = [replace(whole.traced(one, [field], ("out",)).program, whole_rows=True) for one in functions]
+    runs = compile_texts(tmp_path, programs, tile=tile, march=True)
+    for program, run, function in zip(programs, runs, functions, strict=True):
+        in_blocks(program, run, [field], [function(field.copy())], wraps=False)
+
+
+class InParts(TextKernel):
+    """Cells near the array's ends have a kernel of their own."""
+
+    def _parts_of_pass(self, shape: Shape, *, beyond: bool) -> Sequence[single_pass.Part]:
+        return "ends", "between"
+
+    def _pass(self, shape: Shape, variant: PassVariant) -> tuple[Any, Any]:
+        return next(one for one in self.compiled if one[0].part == variant.part)
+
+
+@needs_compiler
+@pytest.mark.parametrize("march", [True, SharedPlanes(2, (1, 2), (4, 8))])
+def test_cells_near_the_ends_have_a_kernel_of_their_own(march: Any, tmp_path: Path) -> None:
+    """Together, both make each cell; also what all cells combine to."""
+    field = whole.field(30, 45, 48)
+    wanted = whole.cube(field.copy())
+    program = whole.traced(whole.cube, [field], ("out",)).program
+    tile = None if isinstance(march, SharedPlanes) else (3, 1, 2)
+    for one in (program, replace(program, whole_rows=True)):
+        texts = [
+            single_pass.emit(one, tile=tile, march=march, part="between"),
+            single_pass.emit(one, march=march, part="ends"),
+        ]
+        folder = tmp_path / str(one.whole_rows)
+        folder.mkdir()
+        compiled = list(zip(texts, launchers(folder, texts), strict=True))
+        in_blocks(one, InParts(one, compiled, "", 0), [field], [wanted], wraps=False)
+
+
+def test_large_volumes_are_computed_in_parts() -> None:
+    for shape, expected in (((512, 512, 512), 2), ((64, 64, 64), 1), ((40, 4096, 4096), 1)):
+        kernel = DeviceKernel(
+            whole.traced(whole.cube, [whole.field(*shape)], ("out",)).program, ((1, 1),) * 3
+        )
+        assert len(kernel._parts_of_pass(shape, beyond=False)) == expected
+        assert kernel._parts_of_pass(shape, beyond=True) == ("",)
+        widest = shared_planes.choose(kernel.program, (512, 512, 512))
+        tiles = [pass_tile.choose_tile(kernel.program, shape)]
+        tiles += [] if isinstance(widest, str) else [widest.block]
+        assert max(map(max, tiles)) <= MOST_OF_TILE
 
 
 # The interior
