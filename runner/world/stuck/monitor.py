@@ -132,8 +132,8 @@ def start(world: World, started: Started, *, stalls: bool = True) -> list[str]:
 
 
 def slow_parts() -> list[dict[str, Any]] | None:
-    """Return the slow parts that the monitor of rank 0 has named since the last call; None if this process has
-    started none that watches."""
+    """Return the slow parts that the monitor of rank 0 has named since the last call; None if this process
+    has started none that watches."""
     if not _WATCHING:
         return None
     parts = []

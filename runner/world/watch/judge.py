@@ -74,7 +74,7 @@ class RankInterval:
 
 
 @dataclass(frozen=True)
-class SlowPart:
+class LatePart:
     """A slow part.
 
     part_type, part: what it is and its name, such as "GPU" and "GPU 3 of host n2". ranks: that it makes late.
@@ -111,7 +111,7 @@ CLOCKS: dict[str, tuple[Kind, str]] = {
 
 
 @dataclass(frozen=True)
-class Change:
+class DelayChange:
     """How a share of time has changed: its median lately less that of the past. ratio: to the largest change
     that would be noise. since: seconds, when it began. is_late: whether it is no noise, and lasts."""
 
@@ -141,7 +141,7 @@ class Judge:
     """
 
     parts: Sequence[RankPart]
-    findings: list[SlowPart] = field(default_factory=list)
+    findings: list[LatePart] = field(default_factory=list)
     _times: deque[float] = field(default_factory=deque)
     _looks: deque[Mapping[int, RankInterval]] = field(default_factory=deque)
     _partial: Mapping[int, RankInterval] = field(default_factory=dict)  # a look that has too few steps so far
@@ -149,7 +149,7 @@ class Judge:
     _candidate: str = ""  # the part that the last look has found
     _recent: int = 0  # looks at the end of `_looks` that are judged
 
-    def look(self, at: float, ranks: Mapping[int, RankInterval]) -> list[SlowPart]:
+    def look(self, at: float, ranks: Mapping[int, RankInterval]) -> list[LatePart]:
         """Add a look and return the parts that are found to be slow by it, each once.
 
         Parameters
@@ -192,7 +192,7 @@ class Judge:
         self.findings.append(finding)
         return [finding]
 
-    def _by_own_time(self) -> SlowPart | None:
+    def _by_own_time(self) -> LatePart | None:
         """Find the ranks whose own time has grown more than that of others, in files or outside of them: rank
         0 may write files now and then, which is no news, and would add up with other delays."""
         for values in (lambda one: one.own - _share(one, "files"), lambda one: _share(one, "files")):
@@ -202,7 +202,9 @@ class Judge:
                 return finding
         return None
 
-    def _slowest(self, late: Mapping[int, Change], excess: Sequence[Mapping[int, float]]) -> SlowPart | None:
+    def _slowest(
+        self, late: Mapping[int, DelayChange], excess: Sequence[Mapping[int, float]]
+    ) -> LatePart | None:
         """Name the ranks that the others wait for. late: ranks whose own time has grown. excess: of all
         looks."""
         # The slowest rank has the longest own time, unless it has not become the slowest: then nobody waits
@@ -229,7 +231,7 @@ class Judge:
         )
         return self._finding(ranks, change, kind or "compute", evidence)
 
-    def _by_transit(self) -> SlowPart | None:
+    def _by_transit(self) -> LatePart | None:
         """Find the part of the network on which messages take longer, after they were sent."""
         if any(one.transit is None for one in self._looks[-1].values()):
             return None
@@ -248,7 +250,7 @@ class Judge:
         evidence = f"messages took {change.share:.0%} more of the time after they were sent"
         return self._finding(ranks, change, "wire", evidence, (part_type, part))
 
-    def _by_counters(self) -> SlowPart | None:
+    def _by_counters(self) -> LatePart | None:
         """Find ranks that counters show to be slow, where no rank waits less than others: a rank that waits
         for its GPU does not show whether the GPU waits for another one."""
         slowdown = self._slowdown()
@@ -272,7 +274,7 @@ class Judge:
                 return self._finding(ranks, change, kind, text.format(change.share), named)
         return None
 
-    def _from_the_start(self) -> SlowPart | None:
+    def _from_the_start(self) -> LatePart | None:
         """Find ranks that were never as fast as the others, for a cause that counters show. Without a counter
         they may as well have more work."""
         recent = self._recent_looks
@@ -290,7 +292,7 @@ class Judge:
                     ranks.append(rank)
             if ranks:
                 share = max(median(e[rank] for e in excess) for rank in ranks)
-                change = Change(share, share / (2 * LEAST), self._times[0], True)
+                change = DelayChange(share, share / (2 * LEAST), self._times[0], True)
                 return self._finding(ranks, change, kind, text.format(share))
         return None
 
@@ -298,7 +300,7 @@ class Judge:
     def _recent_looks(self) -> list[Mapping[int, RankInterval]]:
         return list(self._looks)[-self._recent :]
 
-    def _late(self, shares: Sequence[Mapping[int, float]]) -> dict[int, Change]:
+    def _late(self, shares: Sequence[Mapping[int, float]]) -> dict[int, DelayChange]:
         """Return the ranks whose share has grown by more than noise, and still has. shares: of all looks."""
         late = {}
         for rank in shares[-1]:
@@ -315,11 +317,11 @@ class Judge:
             grown[rank] = median(values[-self._recent :]) - median(values[: -self._recent])
         return [rank for rank, growth in grown.items() if growth >= ALIKE * share]
 
-    def _change(self, values: Sequence[float]) -> Change:
+    def _change(self, values: Sequence[float]) -> DelayChange:
         """Return how a share has changed. values: of all looks."""
         recent, past = values[-self._recent :], values[: -self._recent]
         if len(past) < PAST_LEAST:
-            return Change(0.0, 0.0, self._times[-1], False)
+            return DelayChange(0.0, 0.0, self._times[-1], False)
         usual = median(past)
         share = median(recent) - usual
         # A delay is no news if the past has had such ones, by its single looks or for as long as this one.
@@ -334,7 +336,7 @@ class Judge:
             if missed > 1:
                 break
             first = index if not missed else first
-        return Change(share, share / noise, self._times[first], share >= noise and lasts)
+        return DelayChange(share, share / noise, self._times[first], share >= noise and lasts)
 
     def _slowdown(self) -> float:
         """Return by how much the run has become slower: the share of the time that its steps would not have
@@ -365,16 +367,16 @@ class Judge:
     def _finding(
         self,
         ranks: Sequence[int],
-        change: Change,
+        change: DelayChange,
         kind: Kind,
         evidence: str,
         named: tuple[PartType, str] | None = None,
-    ) -> SlowPart:
+    ) -> LatePart:
         """Make a finding. change: of the slowest rank. named: the part, if it is not where the ranks run."""
         part_type, part = named or rank_part(self.parts, ranks)
         delay = change.share / max(1.0 - change.share, 0.05)
         confidence = 1.0 - 0.1 * math.exp(-2.0 * (change.ratio - 1.0))
-        return SlowPart(
+        return LatePart(
             part_type, part, tuple(sorted(ranks)), kind, change.since, delay, confidence, evidence
         )
 

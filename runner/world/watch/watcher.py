@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from meshrun.runner.errors import tell
 from meshrun.runner.world.helper_process import write_message
-from meshrun.runner.world.watch.judge import Judge, RankInterval, RankPart, SlowPart
+from meshrun.runner.world.watch.judge import Judge, LatePart, RankInterval, RankPart
 from meshrun.runner.world.watch.readings import RankCounts
 
 
@@ -29,7 +29,7 @@ class Watcher:
     def __post_init__(self) -> None:
         self._judge = Judge(self.parts)
 
-    def add(self, counts: Mapping[int, RankCounts], at: float) -> list[SlowPart]:
+    def add(self, counts: Mapping[int, RankCounts], at: float) -> list[LatePart]:
         """Add counts, and judge them once each rank has been read since the last look.
 
         Parameters
@@ -66,12 +66,12 @@ def interval(last: RankCounts, new: RankCounts) -> RankInterval:
     )
 
 
-def sentence(finding: SlowPart) -> str:
+def sentence(finding: LatePart) -> str:
     """Return what is said of a slow part.
 
     Examples
     --------
-    >>> sentence(SlowPart("rank", "rank 3 of host n1", (3,), "load", 0.0, 0.4, 0.99, "its GPU is shared"))
+    >>> sentence(LatePart("rank", "rank 3 of host n1", (3,), "load", 0.0, 0.4, 0.99, "its GPU is shared"))
     'rank 3 of host n1 makes each step 40% longer: load, its GPU is shared (confidence 0.99)'
     """
     return (
@@ -80,7 +80,7 @@ def sentence(finding: SlowPart) -> str:
     )
 
 
-def report(finding: SlowPart) -> None:
+def report(finding: LatePart) -> None:
     """Say on the terminal that a part is slow, and tell rank 0, for the record."""
     ago = max(time.monotonic() - finding.since, 0.0)
     tell(f"slow: {sentence(finding)}, since {ago:.0f} s ago")

@@ -10,7 +10,7 @@ import pytest
 import slow_runs
 from slow_runs import HEALTHY, SLOWDOWNS, Run
 
-from meshrun.runner.world.watch.judge import Judge, RankInterval, RankPart, SlowPart, network_part, rank_part
+from meshrun.runner.world.watch.judge import Judge, LatePart, RankInterval, RankPart, network_part, rank_part
 
 SHAPES = ((4, 2), (2, 1), (1, 4), (2, 4), (8, 1))  # hosts, ranks of each
 SHOWN = [name for name, (counter, _, scope) in SLOWDOWNS.items() if counter and scope == "rank"]
@@ -29,7 +29,7 @@ class Score:
     confidence: float = 0.0
 
 
-def findings(run: Run, *, on_device: bool = False, begin: int = 0) -> list[tuple[float, SlowPart]]:
+def findings(run: Run, *, on_device: bool = False, begin: int = 0) -> list[tuple[float, LatePart]]:
     """Judge a run. on_device: GPUs wait for each other, which the ranks' processes do not see. begin:
     number of the first look."""
     parts = [RankPart(rank, host, "", run.peers[rank]) for rank, host in enumerate(run.hosts)]
@@ -46,7 +46,7 @@ def findings(run: Run, *, on_device: bool = False, begin: int = 0) -> list[tuple
     return found
 
 
-def is_right(run: Run, finding: SlowPart) -> bool:
+def is_right(run: Run, finding: LatePart) -> bool:
     return any(name in f"{finding.part} " for name in run.names)
 
 

@@ -19,7 +19,7 @@ from meshrun.runner.recorder.ring import WAIT, Recorder
 from meshrun.runner.world.stuck.monitor import HostMonitor
 from meshrun.runner.world.stuck.monitor_process import Lead
 from meshrun.runner.world.watch import readings, watcher
-from meshrun.runner.world.watch.judge import RankPart, SlowPart
+from meshrun.runner.world.watch.judge import LatePart, RankPart
 from meshrun.runner.world.watch.readings import HostReadings, RankCounts
 from meshrun.runner.world.watch.watcher import Watcher
 
@@ -141,7 +141,7 @@ def test_what_another_host_sends_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_
     hub = SimpleNamespace(poll=lambda _: [messages.pop()] if messages else [], connections={})
     setting = {"seconds": float("inf"), "watch": [["n1", ""], ["n2", ""]]}
     lead = Lead(setting, HostMonitor("abc", tmp_path), hub)  # type: ignore[arg-type]
-    told: list[SlowPart] = []
+    told: list[LatePart] = []
     monkeypatch.setattr(watcher, "report", told.append)
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
@@ -156,7 +156,7 @@ def test_what_another_host_sends_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_slow_part_is_told_and_sent_to_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
     since = time.monotonic() - 20
-    finding = SlowPart("rank", "rank 1 of host n2", (1,), "load", since, 0.6, 0.99, "it is busy")
+    finding = LatePart("rank", "rank 1 of host n2", (1,), "load", since, 0.6, 0.99, "it is busy")
     watcher.report(finding)
     out, err = capfd.readouterr()
     said = "rank 1 of host n2 makes each step 60% longer: load, it is busy (confidence 0.99)"
