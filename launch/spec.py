@@ -22,11 +22,13 @@ class Watching:
     stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
     metrics: address ("": all of a host's) and port (0: any free one) at which hosts serve metrics; None: they
     do not. operations: file for the record of all operations (`recorder.operations`); None if none is wanted.
+    watch: whether slow ranks, GPUs and hosts are named.
     """
 
     stall_timeout: float | None = None
     metrics: tuple[str, int] | None = None
     operations: str | None = None
+    watch: bool = False
 
 
 UNWATCHED = Watching()

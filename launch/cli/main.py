@@ -32,6 +32,7 @@ from meshrun.launch.cli.params import (
     OPERATIONS,
     STALL,
     START,
+    WATCH,
     ParsedText,
     gathered,
     per_host,
@@ -91,6 +92,7 @@ class Parent:
 @STALL
 @METRICS
 @OPERATIONS
+@WATCH
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option("--expect", type=(int, ParsedText("RANKS", per_host)), hidden=True)

@@ -114,6 +114,10 @@ OPERATIONS = click.option(
     "--record-operations", "operations", metavar="FILE",
     help="Write what the ranks send, and when, to FILE; `meshrun bench replay FILE` repeats it.",
 )  # fmt: skip
+WATCH = click.option(
+    "--watch", is_flag=True,
+    help="Name the rank, GPU or host that makes a run of several ranks slower, while it runs.",
+)  # fmt: skip
 ON_FAILURE = click.option(
     "--on-failure", type=click.Choice(["stop", "resume"]), default="stop", metavar="stop|resume",
     help="End a run that loses a rank or a host, or continue with the others.  [default: stop]",

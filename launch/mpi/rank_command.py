@@ -37,4 +37,5 @@ def _watching_options(watching: Watching) -> list[str]:
         *([] if stall is None else ["--stall-timeout", f"{stall:g}"]),
         *([] if metrics is None else ["--metrics", endpoint_text(metrics)]),
         *([] if operations is None else ["--record-operations", operations]),
+        *(["--watch"] if watching.watch else []),
     ]

@@ -369,8 +369,9 @@ def namespace() -> str:
         return ""
 
 
-def read(path: Path, now: int | None = None) -> Recording | None:
-    """Read a rank's file; None if there is none, or not a valid one. now: `time.monotonic_ns()`."""
+def read(path: Path, now: int | None = None, last: int = RECORDS) -> Recording | None:
+    """Read a rank's file; None if there is none, or not a valid one. now: `time.monotonic_ns()`. last:
+    operations to read, from the last one back; the totals count all of them."""
     # The time before the file is read: an operation that is left meanwhile must not count as longer.
     at, content = _now(), read_bytes(path)
     for _ in range(READS_MOST):
@@ -381,7 +382,7 @@ def read(path: Path, now: int | None = None) -> Recording | None:
     if content is None or about is None:
         return None
     try:
-        return _recording(content, about, at if now is None else now)
+        return _recording(content, about, at if now is None else now, last)
     except (ValueError, LookupError, TypeError):
         return None
 
@@ -392,7 +393,7 @@ def _changing(content: bytes) -> bool:
     return any(complete != begun for complete, *_, begun in totals)
 
 
-def _recording(content: bytes, about: dict[str, Any], now: int) -> Recording:
+def _recording(content: bytes, about: dict[str, Any], now: int, last: int) -> Recording:
     names = ["other", *(_text(content, NAMES_AT + i * NAME, NAME) for i in range(1, NAMES))]
     groups = {0: RecordedGroup("", None)}
     for number in range(1, GROUPS):
@@ -401,8 +402,10 @@ def _recording(content: bytes, about: dict[str, Any], now: int) -> Recording:
                 label, runs = json.loads(text)
                 groups[number] = RecordedGroup(label, None if runs is None else members_of(runs))
     operations = []
-    begin = RECORDS_AT
-    for place, record in enumerate(_RECORD.iter_unpack(content[begin : begin + RECORDS * WORDS * 8])):
+    newest: int = struct.unpack_from("q", content, len(MAGIC))[0]
+    places = range(RECORDS) if last == RECORDS else [(newest - i) & (RECORDS - 1) for i in range(last)]
+    for place in places:
+        record = _RECORD.unpack_from(content, RECORDS_AT + place * WORDS * 8)
         entered, left, moved, sequence, name, group, thread, number = record
         if number and number & (RECORDS - 1) == place and entered and group in groups:
             operations.append(

@@ -202,6 +202,17 @@ def _wait_notes(record: Record) -> list[str]:
     ]
 
 
+def _slow_notes(record: Record) -> list[str]:
+    """Say which parts have made a watched run slower."""
+    notes = []
+    for part in record.get("slow", ()):
+        longer = f"made each step {part['delay']:.0%} longer"
+        notes.append(f"  slow: {part['part']} {longer}: {part['kind']}, {part['evidence']}")
+    if record.get("slow") == []:
+        notes.append("  watched: no rank, GPU or host was slow")
+    return notes
+
+
 def _until_notes(until: Record) -> list[str]:
     """Say whether the run ended before its last step."""
     change, tolerance = until["change"], f"{until['tolerance']:.3g}"
@@ -294,6 +305,7 @@ def _notes(record: Record, *, brief: bool = False) -> list[str]:
     of_steps = bool(record.get("steps"))
     notes += [_loop_note(one, waited, of_steps=of_steps) for one in record.get("loops", ())]
     notes += _wait_notes(record)
+    notes += _slow_notes(record)
     if record["stream"]:
         notes += _stream_notes(record["stream"])
     if record.get("checksum"):

@@ -65,7 +65,7 @@ class Started:
     ranks: expected number. run: where the run's status is left, as in `runner.world.run_status.run_at`.
     host_timeout: seconds for which a host may send nothing. hosts, per_host, network: as planned; per_host is
     a tuple, with a number for each host in the order of ranks, if they differ. stall_timeout, metrics,
-    operations: as in `launch.spec.Watching`.
+    operations, watch: as in `launch.spec.Watching`.
     """
 
     ranks: int | None = None
@@ -77,6 +77,7 @@ class Started:
     stall_timeout: float | None = None
     metrics: tuple[str, int] | None = None
     operations: str | None = None
+    watch: bool = False
 
 
 BY_HAND = Started()

@@ -148,7 +148,7 @@ def join_world(
     handler.rank, world.network = world.own_rank, started.network
     token = handler.status.token if isinstance(handler.status, RunLines) else None
     heartbeat = Heartbeat(world, started.host_timeout, handler.abort, token)
-    stalls = monitor.start(world, started) if watch_stalls else []
+    stalls = monitor.start(world, started, stalls=watch_stalls) if watch_stalls or started.watch else []
     if started.metrics is not None:
         from meshrun.runner.world.metrics import endpoint
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import secrets
 import subprocess
@@ -17,6 +20,7 @@ from meshrun.runner.recorder.snapshot import RankSnapshot, snapshots
 from meshrun.runner.world import helper_process
 from meshrun.runner.world.run_status import RunLines
 from meshrun.runner.world.stuck import gpu_states, nccl_ras
+from meshrun.runner.world.watch.readings import HostReadings
 from meshrun.runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
@@ -25,16 +29,19 @@ if TYPE_CHECKING:
 
 STALL_TIMEOUT = 300.0  # seconds without progress
 _KEPT: list[subprocess.Popen[str]] = []  # their pipes close when this process ends, which ends them
+_WATCHING: list[subprocess.Popen[str]] = []  # those of them that name slow parts
 PROCESS = "meshrun.runner.world.stuck.monitor_process"
 
 
 @dataclass
 class HostMonitor:
-    """The recorders of this host's ranks of one run. gpus: UUIDs of their GPUs, by rank."""
+    """The recorders of this host's ranks of one run. gpus: UUIDs of their GPUs, by rank. readings: of the
+    same ranks, to name slow ones; None: they are not watched."""
 
     run_id: str
     folder: Path = ring.FOLDER
     gpus: Mapping[int, str] = field(default_factory=dict)
+    readings: HostReadings | None = None
     ended: set[int] = field(default_factory=set)
     _ranks: set[int] = field(default_factory=set)
 
@@ -71,11 +78,13 @@ class HostMonitor:
         RunLines(self.run_id, has_reader=False).remove_claim()  # without a run directory
 
 
-def start(world: World, started: Started) -> list[str]:
+def start(world: World, started: Started, *, stalls: bool = True) -> list[str]:
     """Start the monitors of a run of several ranks, a process on each host. Collective; returns warnings on
-    rank 0."""
+    rank 0. stalls: watch for them, unless the user does not want that."""
     seconds = STALL_TIMEOUT if started.stall_timeout is None else started.stall_timeout
-    if seconds <= 0 or world.size == 1 or world.recorder is None:
+    if seconds <= 0 or not stalls:
+        seconds = math.inf
+    if world.size == 1 or world.recorder is None or (seconds == math.inf and not started.watch):
         return []
     first: dict[str, int] = {}
     for number, rank in enumerate(world.ranks):
@@ -95,6 +104,9 @@ def start(world: World, started: Started) -> list[str]:
         "size": world.size,
         "gpus": gpus,
         "path": [folder for folder in sys.path if folder] if gpus else [],
+        "watch": [[rank.host, f"GPU {rank.device.index}" if rank.device.uuid else ""] for rank in world.ranks]
+        if started.watch
+        else [],
         "hosts": {str(number): world.ranks[number].host for number in first.values()},
     }
     offer: dict[str, Any] = {}
@@ -119,6 +131,24 @@ def start(world: World, started: Started) -> list[str]:
     return [f"a stall of this run would not be noticed: {error}"] if error else []
 
 
+def slow_parts() -> list[dict[str, Any]] | None:
+    """Return the slow parts that the monitor of rank 0 has named since the last call; None if this process
+    has started none that watches."""
+    if not _WATCHING:
+        return None
+    parts = []
+    for process in _WATCHING:
+        assert process.stdout is not None
+        pipe, text = process.stdout.fileno(), b""
+        os.set_blocking(pipe, False)
+        with contextlib.suppress(BlockingIOError):  # all has been read
+            while chunk := os.read(pipe, 1 << 16):
+                text += chunk
+        messages = [json.loads(line) for line in text.splitlines()]
+        parts += [message["slow"] for message in messages if "slow" in message]
+    return parts
+
+
 def _start(setting: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
     """Start the monitor process of this host; returns its first message, or {"error": reason}.
 
@@ -128,4 +158,6 @@ def _start(setting: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
     if isinstance(process, str):
         return {"error": process}
     _KEPT.append(process)
+    if setting["watch"]:
+        _WATCHING.append(process)
     return helper_process.first_message(process, "monitor") if waits else {}

@@ -8,7 +8,9 @@ and what they do when rank 0's process asks. Standard input ends with the rank t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import random
 import select
 import signal
 import sys
@@ -24,6 +26,10 @@ from meshrun.runner.world.run_status import RunLines, run_at
 from meshrun.runner.world.stuck import gpu_states, nccl_ras
 from meshrun.runner.world.stuck.explain import explain, waiting_in
 from meshrun.runner.world.stuck.monitor import HostMonitor
+from meshrun.runner.world.watch import watcher
+from meshrun.runner.world.watch.judge import RankPart
+from meshrun.runner.world.watch.readings import HostReadings, RankCounts
+from meshrun.runner.world.watch.watcher import Watcher
 from meshrun.runner.world.watchdog.channel import Connection, Hub, connect
 from meshrun.runner.world.watchdog.progress import StallTimer
 
@@ -43,6 +49,8 @@ class Lead:
         self.counts: dict[str, Any] = {}
         self.position = object()
         self.reported: object = None  # the position that has been reported, and not ended
+        parts = [RankPart(rank, host, gpu) for rank, (host, gpu) in enumerate(setting.get("watch", ()))]
+        self.watcher = Watcher(parts) if parts else None
 
     def look(self) -> bool:
         """Look at all ranks; returns whether the run has been ended."""
@@ -50,6 +58,10 @@ class Lead:
         for rank, message in self.hub.poll(0) if self.hub else ():
             if "progress" in message:
                 self.counts[str(rank)] = message["progress"]
+            if "watch" in message and self.watcher:
+                self.watch({int(one): RankCounts(**values) for one, values in message["watch"].items()})
+        if self.watcher and self.monitor.readings and self.monitor.readings.is_due():
+            self.watch(self.monitor.readings.read())
         if self.counts != before:
             self.position = object()
         if not self.timer.is_over(self.position, time.monotonic()) or self.position is self.reported:
@@ -65,6 +77,12 @@ class Lead:
         if self.hub:
             self.hub.broadcast({"end": True})
         return True
+
+    def watch(self, counts: dict[int, RankCounts]) -> None:
+        """Judge the ranks' counts, and report what is found to be slow."""
+        assert self.watcher is not None
+        for finding in self.watcher.add(counts, time.monotonic()):
+            watcher.report(finding)
 
     def collect(self) -> tuple[list[RankSnapshot], dict[int, str]]:
         """Return the snapshots of all ranks that can be read, and why others cannot."""
@@ -97,6 +115,9 @@ class Follow:
         if counts != self.told:
             self.connection.send({"progress": counts})
             self.told = counts
+        if self.monitor.readings and self.monitor.readings.is_due():
+            for rank, counts_of in self.monitor.readings.read().items():
+                self.connection.send({"watch": {rank: dataclasses.asdict(counts_of)}})
         messages = self.connection.receive(0.01)
         if messages is None:  # rank 0's host has ended; `heartbeat` reports it if it is lost
             return False
@@ -175,7 +196,10 @@ def watch(look: Callable[[], bool], monitor: HostMonitor) -> None:
                 end_ranks(monitor)
                 break
             due = time.monotonic() + POLL_INTERVAL
-        select.select([sys.stdin], [], [], RANK_POLL)
+        if monitor.readings:
+            monitor.readings.poll()
+        # At random times, since ranks may be stopped and continued at regular ones.
+        select.select([sys.stdin], [], [], RANK_POLL * random.uniform(0.5, 1.5))
     _until(REMOVE_TIMEOUT, lambda: not monitor.pids())
     if not monitor.pids():
         monitor.remove()
@@ -185,7 +209,8 @@ def main() -> None:
     setting = read_setting()
     gpus = {int(rank): uuid for rank, uuid in setting.get("gpus", {}).items()}
     sys.path += setting.get("path", ())  # of the rank, for pynvml: this process has begun without packages
-    monitor = HostMonitor(setting["run_id"], gpus=gpus)
+    readings = HostReadings(setting["run_id"], gpus) if setting.get("watch") else None
+    monitor = HostMonitor(setting["run_id"], gpus=gpus, readings=readings)
     if setting["rank"]:
         place = setting["candidates"], setting["port"], setting["token"], setting["rank"]
         connection = connect(*place)

@@ -413,9 +413,11 @@ def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
     assert calls.started == [(4, words, {"debug": True, "restarts": n, **clocks}) for n in (0, 2)]
     assert main(["-n", "4", "--stall-timeout", "30", *words]) == 0
     assert main(["-n", "4", "--metrics", "9400", *words]) == 0
+    assert main(["-n", "4", "--watch", *words]) == 0
     assert calls.started[2:] == [
         (4, words, {"debug": True, "restarts": 0, **clocks, "stall_timeout": 30.0}),
         (4, words, {"debug": True, "restarts": 0, **clocks, "metrics": ("", 9400)}),
+        (4, words, {"debug": True, "restarts": 0, **clocks, "watch": True}),
     ]
     assert calls.ran == []
 

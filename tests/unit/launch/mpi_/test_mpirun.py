@@ -507,6 +507,12 @@ def test_a_chosen_stall_timeout_reaches_the_ranks() -> None:
         assert options[options.index("--stall-timeout") + 1] == "0"
 
 
+def test_that_a_run_is_watched_reaches_the_ranks() -> None:
+    assert "--watch" not in [*spec_options(LaunchSpec(("selftest",))), *run_options("/d", None)]
+    assert "--watch" in spec_options(LaunchSpec(("selftest",), watch=True))
+    assert "--watch" in run_options("/d", None, Watching(watch=True))
+
+
 @pytest.mark.parametrize("text", ["9400", "0", "127.0.0.1:9400", "n1.site:80", "[fe80::1]:9400"])
 def test_where_metrics_are_served_reaches_the_ranks(text: str) -> None:
     assert "--metrics" not in [*spec_options(LaunchSpec(("selftest",))), *run_options("/d", None)]
