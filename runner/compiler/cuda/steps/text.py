@@ -82,7 +82,10 @@ def source(
     values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
     signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
     texts = _texts(layout, constants, cval, kept, exact=largest > 0)
-    kept_rows = [f"X({n}, {ctype(one.dtype)})" for n, one in enumerate(kept.operands if kept else ())]
+    kept_rows = []
+    if kept:
+        for n, (one, lead) in enumerate(zip(kept.operands, kept.leads, strict=True)):
+            kept_rows.append(f"X({n}, {ctype(one.dtype)}, {lead})")
     return "\n".join(
         [
             *(f"#define {one} {value}" for one, value in constants.items()),
@@ -176,6 +179,7 @@ def _texts(
         "template <Where WHERE, int LEVEL>",
         f"INLINE void compute({result}) {{",
         f"    [[maybe_unused]] constexpr bool EDGE = WHERE {'!= INSIDE' if three else '== EDGES'};",
+        *([] if three else ["    [[maybe_unused]] constexpr int RING = EDGE ? SLOTS : PERIOD;"]),
     ]
     if len(parts) == 1 and inside == general:
         found += [*general, "}"]
@@ -187,6 +191,7 @@ def _texts(
         found += ["template <int LEVEL>", f"INLINE void compute_late({result}) {{"]
         found += [
             "    [[maybe_unused]] constexpr bool EDGE = true;",
+            "    [[maybe_unused]] constexpr int RING = SLOTS;",
             *text(within(0, near.before), late=near.late),
             "}",
         ]
@@ -468,7 +473,7 @@ class Writer:
         plane = (node.input, node.component)
         kept = node.input - len(self.layout.program.inputs)
         if kept >= 0:
-            return f"rows.value{kept}[LEVEL - 1][modulo(here + {first}, SLOTS)][{column}]"
+            return f"rows.value{kept}[LEVEL - 1][modulo(here + {first}, RING)][{column}]"
         operand = self.layout.operand(plane)
         kind, constant = ctype(operand.dtype), literal(cast(self.cval, operand.dtype), operand.dtype)
         if plane in self.layout.state:
@@ -477,7 +482,7 @@ class Writer:
                 row = first + self.layout.radius[0] + self.layout.ends[0].kept
                 return f"rows.kept{number}[LEVEL - 1][{row}][{column}]"
             if not middle:
-                return f"rows.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{column}]"
+                return f"rows.w{number}[LEVEL - 1][modulo(here + {first}, RING)][{column}]"
             if 0 <= middle[0] < self.rows:
                 cell = middle[0] * self.columns + column
                 return f"planes.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{cell}]"
@@ -566,7 +571,7 @@ def body(
     for number, (lead, result) in enumerate(zip(leads, results[outputs:], strict=True)):
         nodes = [lane.moved(result, (lead, column))[0] for column in range(columns)]
         writer.plan(nodes)
-        row_of = f"rows.value{number}[LEVEL - 1][modulo(here + {lead}, SLOTS)]"
+        row_of = f"rows.value{number}[LEVEL - 1][modulo(here + {lead}, RING)]"
         writer.lines += [
             f"    {row_of}[{column}] = {writer.name(node)};" for column, node in enumerate(nodes)
         ]
