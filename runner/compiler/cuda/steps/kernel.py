@@ -261,7 +261,7 @@ def build(
     else:
         valid_rows = 1
         more, shared = _constants(layout, chosen, vector)
-        more["PERIOD"] = _period(layout, chosen, boundary)
+        more["PERIOD"] = rows_held(layout, chosen, boundary)
         registers = _registers(layout, steps, chosen)
     if shared > SHARED_BYTES:
         raise NotFusable(f"{steps} steps need {shared} bytes of shared memory")
@@ -300,7 +300,7 @@ def _constants(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, i
     return constants, tuning.warps * total
 
 
-def _period(layout: Layout, tuning: Tuning, boundary: str) -> int:
+def rows_held(layout: Layout, tuning: Tuning, boundary: str) -> int:
     """Return the rows of a plane and of a kept value that the loop inside the array holds.
 
     As many as are read around the results' row, as the loop for edges reads them after it, unless that loop
