@@ -53,8 +53,8 @@ INSTRUCTIONS = 36e12
 REACHED = {(4, 4): 0.82, (4, 3): 0.84, (4, 2): 0.84, (2, 4): 0.64, (2, 3): 0.37, (2, 2): 0.37}
 PAIRED = 0.95  # of that for four columns, with two of pairs
 SPILLED = 0.8  # of that, with branches and three blocks: 168 registers do not hold what branches need
-# Instructions of a loop that the instruction cache holds, and the least part of the rate that longer loops reach:
-# a third is lost for each `MORE`. Measured with one to three fields and two to six steps.
+# Instructions of a loop that the instruction cache holds, and the least part of the rate that longer loops
+# reach: a third is lost for each `MORE`. Measured with one to three fields and two to six steps.
 CACHED, MORE, CROWDED = 2000, 1000, 0.8
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
