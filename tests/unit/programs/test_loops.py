@@ -320,6 +320,44 @@ def not_a_number(p, b):
     return p, b
 
 
+# A variable that is one array or another: what is written to one name is written to the other.
+
+
+def another_name(p, b):
+    x = p if p.max() > 1 else b
+    p += 1
+    y = p if p.max() > 1000 else b
+    y[1:] *= 0.5
+    return x * 2 + p, b - y
+
+
+def another_name_in_an_if(p, b):
+    x = b
+    if p.max() > 1000:
+        x = p
+    x[1:] += 1
+    b[0] = x[-1] + 2
+    return p, x
+
+
+def another_name_in_a_loop(p, b):
+    x = p if b.max() > 1 else b
+    for _ in range(7):
+        x[1:-1] = 0.5 * (p[2:] + b[:-2])
+        p[0] = x[1]
+        y = x if p[3, 3] > 0.5 else b
+        y *= 0.9
+    return p, b * x
+
+
+def names_that_change_places(p, b):
+    for _ in range(9):
+        if p[0, 0] > 1:
+            p, b = b, p
+        p[0] += 1
+    return p, b
+
+
 CONDITIONS: dict[str, Any] = {
     one.__name__: one
     for one in (
@@ -334,6 +372,10 @@ CONDITIONS: dict[str, Any] = {
         copied_in_a_branch,
         never,
         not_a_number,
+        another_name,
+        another_name_in_an_if,
+        another_name_in_a_loop,
+        names_that_change_places,
     )
 }
 
