@@ -28,7 +28,7 @@ PLANES, NEAR_PLANES = 32, 16  # of a march, and of one whose planes are still in
 CACHED = 72 << 20  # bytes of the planes of a march, for that
 LEAST_PLANES = 8  # of a field
 LEAST_CELLS = 1 << 25  # of a field: smaller ones are in the cache, and need more threads
-LEAST_READ = 5  # elements that a cell reads from shared memory, at least
+LEAST_READ = 5  # elements that a cell reads of a field in shared memory, at least, on average
 # The most registers of a thread that hold elements from one turn to the next, for so many blocks of a
 # processor.
 HELD = {3: 44, 2: 80}
@@ -98,8 +98,9 @@ def choose(program: Program, lengths: Shape | None = None) -> SharedPlanes | str
         fresh, held = reads_of_turn(program, shape.cells)
         shared = rings(shape, program.inputs, fresh, "")
         read = sum(len(elements) for ring in shared for elements in ring.rows.values())
-        if read < LEAST_READ * rows * columns:
-            return f"a cell reads {read / (rows * columns):.3g} elements from shared memory"
+        if read < LEAST_READ * rows * columns * max(len(shared), 1):
+            fields = f", of {len(shared)} fields" if len(shared) > 1 else ""
+            return f"a cell reads {read / (rows * columns):.3g} elements from shared memory{fields}"
         if held <= HELD[blocks] and sum(ring.bytes for ring in shared) <= MOST_SHARED[blocks]:
             shape = replace(shape, unroll=UNROLLED if held <= FEW_HELD else 1)
             break

@@ -6,9 +6,11 @@
 // another tile's columns. Rows are cut into strips, each of which starts K * RY rows earlier.
 //
 // Inside the array, rows of level 0 come from memory through shared memory, AHEAD - 1 rows before they are used,
-// and the loop is unrolled SLOTS times, so that no row moves from register to register. A row is live until the
-// last level that reads it has. A row at an edge of the array takes a loop that fills the cells beyond; a tile at
-// one, where the columns of a lane are cells or all beyond, takes the loop inside with a few instructions more.
+// and the loop is unrolled PERIOD times, so that no row moves from register to register: row y is in slot y % PERIOD.
+// PERIOD is less than SLOTS where fewer rows are read, as kept values have what others are read for: an H200 runs loops
+// of more than about 2000 instructions slower. A row is live until the last level that reads it has. A row at an edge of
+// the array takes a loop that fills the cells beyond; a tile at one, where the columns of a lane are cells or all beyond,
+// takes the loop inside with a few instructions more.
 // An array that wraps around has no edges along an axis that is not split: cells beyond are read where they are,
 // if the columns of each lane are side by side.
 //
@@ -37,7 +39,7 @@ struct Rows {  // the state: rows of each level, and of the loop for edges those
 #define X(n, T, constant) T w##n[K][SLOTS][C], kept##n[K][KEPT ? KEPT : 1][C];
     PLANES(X)
 #undef X
-#define X(n, T) T value##n[K][SLOTS][C];
+#define X(n, T, lead) T value##n[K][SLOTS][C];
     VALUES(X)
 #undef X
     bool large;  // whether an element of level 0 exceeds LARGEST
@@ -96,7 +98,7 @@ INLINE int high_edge(const Axis& rows) {
     return FILLED ? rows.length - rows.start : rows.whole() && !rows_turn(rows) ? rows.own : NEVER;
 }
 // The rows of level 0 that the loop inside begins with, and before which it ends, of a strip that reads those from
-// `begin` to before `end`, for rows of level K from `first` on. The loop takes SLOTS rows at once, and requests
+// `begin` to before `end`, for rows of level K from `first` on. The loop takes PERIOD rows at once, and requests
 // AHEAD - 1 more.
 INLINE int begin_inside(const Axis& rows, int begin, int first) {
     const int low = low_edge(rows);
@@ -106,10 +108,10 @@ INLINE int begin_inside(const Axis& rows, int begin, int first) {
 INLINE int end_inside(const Axis& rows, int end) {
     const int high = high_edge(rows);
     int until = end;
-    if (PLACED) until = least(end, high + RY - most(KEPT - 1, 0) - SLOTS + 1);
-    else if (high != NEVER) until = least(end, high + least(-BEYOND, RY - HIGH_Y) - SLOTS + 1);
+    if (PLACED) until = least(end, high + RY - most(KEPT - 1, 0) - PERIOD + 1);
+    else if (high != NEVER) until = least(end, high + least(-BEYOND, RY - HIGH_Y) - PERIOD + 1);
     // Over one axis, all rows are the same one in memory.
-    if (BOUNDARY != WRAP && AXES > 1) until = least(until, rows.own + rows.after - SLOTS - AHEAD + 2);
+    if (BOUNDARY != WRAP && AXES > 1) until = least(until, rows.own + rows.after - PERIOD - AHEAD + 2);
     if (BOUNDARY == WRAP && PLACED && rows.whole() && !rows_turn(rows)) return NEVER;
     return until;
 }
@@ -301,7 +303,7 @@ template <int LEVEL> INLINE void compute_late(Rows& rows, int here, const Place&
 
 // Make place for a next row of the values of a step, in the order of rows.
 INLINE void move_up(Rows& rows, int step) {
-#define X(n, T)                                 \
+#define X(n, T, lead)                           \
     UNROLL for (int s = 1; s < SLOTS; ++s)      \
         UNROLL for (int c = 0; c < C; ++c) rows.value##n[step][s - 1][c] = rows.value##n[step][s][c];
     VALUES(X)
@@ -400,14 +402,14 @@ INLINE void levels_late(Rows& rows, int here, const Place& at, int x0, int first
     }
 }
 
-// Compute a row of each level. A ring holds row y in slot y % SLOTS, counted from where the loop inside the
+// Compute a row of each level. A ring holds row y in slot y % PERIOD, counted from where the loop inside the
 // array begins; in the loop for edges, which is not unrolled, in the order of rows.
 template <Where WHERE, int LEVEL>
 INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory, const Cursor& cursor, const Beyond& beyond) {
     if constexpr (LEVEL <= K) {
         at.row -= RY;
         constexpr bool EDGE = WHERE == EDGES;
-        const int slot = modulo(phase - LEVEL * RY, SLOTS), here = EDGE ? RY : slot;
+        const int slot = modulo(phase - LEVEL * RY, PERIOD), here = EDGE ? RY : slot;
         Row out;
         if constexpr (EDGE && LEVEL > 1 && RY > 0 && FILLED) {
             if (beside_edge(at.all.y, at.row) && !at.all.y.beyond(at.row)) {
@@ -477,7 +479,7 @@ INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, 
 }
 template <Where WHERE>
 INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int first, int last, char* memory, const Cursor& cursor) {
-    const int slot = SLOTS % AHEAD == 0 ? phase % AHEAD : cursor.slot;
+    const int slot = PERIOD % AHEAD == 0 ? phase % AHEAD : cursor.slot;
     request(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
     await_copies<AHEAD - 1>();
     if constexpr (VECTOR == 1) __syncwarp();
@@ -496,26 +498,29 @@ INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int f
     levels<WHERE, 1>(rows, phase, at, x0, first, last, memory, cursor, Beyond{});
 }
 
-// Rotate the rings from the order of rows to that of slots for a next row of phase 0.
+// The slot of a row of level k, of which the order of rows has place s, before a next row of phase 0.
+INLINE constexpr int slot_of(int s, int k) { return modulo(s - SLOTS - k * RY, PERIOD); }
+// Rotate the rings from the order of rows to that of slots.
 INLINE void rotate(Rows& rows) {
     const Rows old = rows;
     UNROLL for (int k = 0; k < K; ++k)
-        UNROLL for (int s = 0; s < SLOTS; ++s)
-            UNROLL for (int c = 0; c < C; ++c) {
-#define X(n, T, constant) rows.w##n[k][modulo(s - k * RY, SLOTS)][c] = old.w##n[k][s][c];
-                PLANES(X)
+        UNROLL for (int c = 0; c < C; ++c) {
+#define X(n, T, constant) \
+    UNROLL for (int s = SLOTS - PERIOD; s < SLOTS; ++s) rows.w##n[k][slot_of(s, k)][c] = old.w##n[k][s][c];
+            PLANES(X)
 #undef X
-#define X(n, T) rows.value##n[k][modulo(s - k * RY, SLOTS)][c] = old.value##n[k][s][c];
-                VALUES(X)
+#define X(n, T, lead) \
+    UNROLL for (int s = most(RY + lead + 1 - PERIOD, 0); s <= RY + lead; ++s) rows.value##n[k][slot_of(s, k)][c] = old.value##n[k][s][c];
+            VALUES(X)
 #undef X
-            }
+        }
 }
 INLINE void rotate_back(Rows& rows) {
     const Rows old = rows;
     UNROLL for (int k = 0; k < K; ++k)
-        UNROLL for (int s = 0; s < SLOTS; ++s)
+        UNROLL for (int s = SLOTS - PERIOD; s < SLOTS; ++s)
             UNROLL for (int c = 0; c < C; ++c) {
-#define X(n, T, constant) rows.w##n[k][s][c] = old.w##n[k][modulo(s - k * RY, SLOTS)][c];
+#define X(n, T, constant) rows.w##n[k][s][c] = old.w##n[k][slot_of(s, k)][c];
                 PLANES(X)
 #undef X
             }
@@ -524,8 +529,8 @@ INLINE void rotate_back(Rows& rows) {
 // The loop inside the array, from at.row on.
 template <Where WHERE>
 INLINE void rows_inside(Rows& rows, Place& at, int column, int x0, int first, int last, int until, char* memory, Cursor& cursor) {
-    NO_UNROLL for (; at.row < until; at.row += SLOTS) {
-        UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
+    NO_UNROLL for (; at.row < until; at.row += PERIOD) {
+        UNROLL for (int phase = 0; phase < PERIOD; ++phase) {
             const Place here{at.all, column, at.row + phase};
             advance_inside<WHERE>(rows, phase, here, x0, first, last, memory, cursor);
             cursor.down(at.all);
@@ -556,7 +561,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     if (between) {
         from = begin_inside(all.y, begin, needed);
         until = end_inside(all.y, end);
-        if (until <= from) from = end;
+        if (until <= from || (PERIOD < SLOTS && until < end)) from = end;  // the loop for edges reads SLOTS rows
     }
     bool inside = from < end;
     while (true) {

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.compiler.cuda.steps import tuning
+from meshrun.runner.compiler.cuda.steps.layout import Choice, Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import choices
 from meshrun.runner.compiler.passes.kept_stages import KeptStages, kept_stages
 from meshrun.runner.compiler.trace.graph import Operand, Program
@@ -97,3 +99,16 @@ def test_stages_are_no_reason_for_single_steps() -> None:
     best = choices(program(potential, 2), (0,), (8192, 8192))[0]
     assert best.tuning.keeps
     assert best.steps >= 3
+
+
+def test_a_loop_that_fits_no_instruction_cache_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many steps, lanes of many columns, and many operations."""
+    large = Choice(8, Tuning(columns=4, ahead=3, blocks=2, vectors=True, keeps=True))
+    small = Choice(2, large.tuning)
+    seconds = {}
+    for cached in (tuning.CACHED, 10**6):
+        monkeypatch.setattr(tuning, "CACHED", cached)
+        seconds[cached] = [tuning.seconds_per_cell(program(thrice, 3), (0,), one) for one in (small, large)]
+    (small_as_is, large_as_is), (small_cached, large_cached) = seconds.values()
+    assert small_as_is == small_cached
+    assert large_as_is > large_cached

@@ -261,6 +261,7 @@ def build(
     else:
         valid_rows = 1
         more, shared = _constants(layout, chosen, vector)
+        more["PERIOD"] = rows_held(layout, chosen, boundary)
         registers = _registers(layout, steps, chosen)
     if shared > SHARED_BYTES:
         raise NotFusable(f"{steps} steps need {shared} bytes of shared memory")
@@ -297,6 +298,22 @@ def _constants(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, i
     constants["SCRATCH"] = total
     constants["WARP_BYTES"] = total = total + (tile * layout.widest if vector == 1 else 0)
     return constants, tuning.warps * total
+
+
+def rows_held(layout: Layout, tuning: Tuning, boundary: str) -> int:
+    """Return the rows of a plane and of a kept value that the loop inside the array holds.
+
+    As many as are read around the results' row, as the loop for edges reads them after it, unless that loop
+    never comes after it: where the array wraps around and has no ends.
+    """
+    lag = layout.radius[0] if layout.program.axes > 1 else 0
+    values, near = layout.kept if tuning.keeps else None, layout.ends[0]
+    if values is None or boundary != "wrap" or near.before + near.after:
+        return 2 * lag + 1
+    first = len(values.program.inputs) - len(values.leads)
+    newest = dict.fromkeys(layout.state, lag)
+    newest |= {(first + number, 0): lead for number, lead in enumerate(values.leads)}
+    return max(row - values.oldest.get(plane, row) + 1 for plane, row in newest.items())
 
 
 def arguments(

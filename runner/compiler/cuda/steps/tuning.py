@@ -20,6 +20,7 @@ from meshrun.runner.compiler.cuda.steps.kernel import (
     fitting_steps,
     keeps_values,
     predicted_strips,
+    rows_held,
     valid_columns,
 )
 from meshrun.runner.compiler.cuda.steps.layout import (
@@ -52,6 +53,9 @@ INSTRUCTIONS = 36e12
 REACHED = {(4, 4): 0.82, (4, 3): 0.84, (4, 2): 0.84, (2, 4): 0.64, (2, 3): 0.37, (2, 2): 0.37}
 PAIRED = 0.95  # of that for four columns, with two of pairs
 SPILLED = 0.8  # of that, with branches and three blocks: 168 registers do not hold what branches need
+# Instructions of a loop that the instruction cache holds, and the least part of the rate that longer loops
+# reach: a third is lost for each `MORE`. Measured with one to three fields and two to six steps.
+CACHED, MORE, CROWDED = 2000, 1000, 0.8
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
@@ -131,7 +135,12 @@ def seconds_per_cell(
         strips = predicted_strips(program, feeds, choice.steps, tuning, shape)
         taken = strips.duration(best_height(strips)) * PROCESSORS * SCHEDULERS  # rows of tiles
         rate *= shape[0] * shape[1] / columns / taken
-    seconds = math.hypot(memory, (operations + OTHERS + of_others) / rate)
+    instructions = operations + OTHERS + of_others
+    if tuning.keeps:  # of others, REACHED is of loops as long as theirs
+        rows = rows_held(layout_of(program, feeds), tuning, "wrap")
+        loop = instructions * rows * choice.steps * columns_of_one
+        rate *= min(max(1 - (loop - CACHED) / (3 * MORE), CROWDED), 1)
+    seconds = math.hypot(memory, instructions / rate)
     return seconds + _launch_per_cell(choice.steps, shape)
 
 
