@@ -200,7 +200,7 @@ def test_a_quick_quotient_is_the_nearest_one_or_unusual(compiler: Compiler, libr
     usual = (1 + rng.random((2, count), np.float32)) * np.float32(2) ** rng.integers(-30, 30, (2, count))
     exponents = (-149, -127, -126, -61, -60, -59, 59, 60, 61, 126, 127)
     limits = [sign * 2.0**n for n in exponents for sign in (1, -1)]
-    rare = np.concatenate([values(np.dtype("f4")), np.array(limits, np.float32)])
+    rare = np.concatenate([values(np.dtype("f4")), np.float32(limits)])
     pairs = np.stack([one.ravel() for one in np.meshgrid(rare, rare)])
     for given in (bits, near, usual.astype(np.float32), pairs):
         a, b = (np.ascontiguousarray(one) for one in given)

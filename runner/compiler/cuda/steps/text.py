@@ -404,7 +404,7 @@ class Writer:
         unusual = self._declare(quotients[0])
         self.lines.append(f"    bool {unusual} = false;")
         again = []
-        for node in (one for one in quotients if one not in self._names):
+        for node in quotients:
             kind, (a, b) = ctype(node.dtype), (self._names[one] for one in node.operands)
             self._names[node] = name = self._declare(node)
             self.lines.append(f"    {kind} {name} = numpy::quick_divide<{kind}>({a}, {b}, {unusual});")
