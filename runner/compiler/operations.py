@@ -140,6 +140,6 @@ def line_of(program: Program, source: str, at: int) -> int:
     """Return the line of the user's file that line `at` of a kernel's text computes; 0 if it is not one."""
     lines = source.splitlines()
     text = lines[at - 1] if 0 < at <= len(lines) else ""
-    operations = set(re.findall(r"(?:numpy|packed)::(?:near_|quick_|whole_)?(\w+)<", text))
+    operations = set(re.findall(r"(?:numpy|packed)::(?:near_|whole_)?(\w+)<", text))
     found = {node.line for node in program.nodes if node.op in operations and node.line}
     return found.pop() if len(found) == 1 else 0

@@ -10,7 +10,6 @@ import pytest
 
 import meshrun
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Tuning, layout_of
-from meshrun.runner.compiler.cuda.steps.text import file_text
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.graph import Operand
@@ -315,36 +314,3 @@ def test_steps_in_chunks_are_a_plain_loop(tmp_path: Path, boundary: str, each: i
         expected = mixed.function(*(padded(field, boundary) for field in expected))
     for path, field in zip(outputs, expected, strict=True):
         np.testing.assert_array_equal(np.load(path), field)
-
-
-def test_quick_quotients_are_those_of_the_compiler() -> None:
-    """Of each mantissa of a denominator, on which the estimate of its reciprocal depends."""
-    import cupy
-
-    from meshrun.runner.device.cuda import kernel_of_text
-
-    code = (
-        file_text("operations.cuh")
-        + """
-extern "C" __global__ void compare(unsigned* counts) {
-    const unsigned place = blockIdx.x * blockDim.x + threadIdx.x;
-    const float b = numpy::bits<float>(0x3f800000u + place);
-    unsigned mixed = place * 2654435761u, wrong = 0, unusual = 0;
-    for (int n = 0; n < 64; ++n) {
-        mixed = (mixed ^ mixed >> 15) * 2246822519u + 1;
-        const unsigned mantissa = n < 3 ? n : n < 6 ? 0x7ffffcu + n - 3 : mixed >> 9;
-        const float a = numpy::bits<float>(0x3f800000u + mantissa);
-        bool other = false;
-        const float found = numpy::quick_divide(a, b, other);
-        unusual += other;
-        wrong += numpy::bits<unsigned>(found) != numpy::bits<unsigned>(a / b);
-    }
-    atomicAdd(counts, wrong);
-    atomicAdd(counts + 1, unusual);
-}
-"""
-    )
-    kernel = kernel_of_text(code, "compare")
-    counts = cupy.zeros(2, np.uint32)
-    kernel((1 << 15,), (256,), (counts,))
-    assert counts.get().tolist() == [0, 0]

@@ -177,29 +177,6 @@ ARITHMETIC(multiply, *, &)
 
 template <typename T> INLINE T divide(T a, T b) { return narrow<T>(widen(a) / widen(b)); }
 
-// An estimate of the reciprocal, of a GPU with an error of one unit in the last place. Subnormal numbers count as zero.
-INLINE float near_reciprocal(float x) {
-#ifdef __CUDACC_RTC__
-    float found;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
-    return found;
-#else
-    const float found = 1 / (::fabsf(x) < 0x1p-126f ? x * 0 : x);
-    return ::fabsf(found) < 0x1p-126f ? found * 0 : found;
-#endif
-}
-
-// The quotient of floats without a branch, across which a compiler schedules nothing: a step of Newton's method for the
-// reciprocal, and a correction by the remainder (P. Markstein, 1990), which are the instructions of the compiler's own
-// division of usual operands. `unusual` becomes true where the remainder is not exact, or an operand is zero or not
-// finite: the result is then of no use.
-template <typename T> INLINE T quick_divide(T a, T b, bool& unusual) {
-    const float x = widen(a), y = widen(b), near = near_reciprocal(y);
-    const float inverse = ::fmaf(near, ::fmaf(-y, near, 1.0f), near), quotient = x * inverse;
-    unusual |= !(::fabsf(x) > 0x1p-60f) | !(::fabsf(inverse) > 0x1p-60f) | !(::fabsf(quotient) < 0x1p60f);
-    return narrow<T>(::fmaf(inverse, ::fmaf(-y, quotient, x), quotient));
-}
-
 // a * b + c, rounded once.
 template <typename T> INLINE T fused(T a, T b, T c) {
     if constexpr (sizeof(T) == 8) return ::fma(a, b, c); else return ::fmaf(a, b, c);

@@ -185,32 +185,3 @@ def test_16_bit_floats_are_rounded_once(compiler: Compiler, libraries: Path) -> 
         bits = f"u{b}"
         alike = (found.view(bits) == expected.view(bits)) | np.isnan(found) & np.isnan(expected)
         assert alike.all(), (a, b, given[~alike][:5], found[~alike][:5], expected[~alike][:5])
-
-
-def test_a_quick_quotient_is_the_nearest_one_or_unusual(compiler: Compiler, libraries: Path) -> None:
-    """Of any bits, of all pairs of rare numbers, and of operands close to powers of two."""
-    text = (
-        'extern "C" void f(const float* a, const float* b, float* r, bool* odd, int64 n) { '
-        "for (int64 x = 0; x < n; ++x) { odd[x] = false; r[x] = numpy::quick_divide(a[x], b[x], odd[x]); } }"
-    )
-    loaded = library("\n".join([host_operations(), text]), compiler, libraries)
-    rng, count = np.random.default_rng(2), 1 << 18
-    bits = rng.integers(0, 1 << 32, (2, count), dtype=np.uint64).astype(np.uint32).view(np.float32)
-    near = 1 + rng.integers(-64, 64, (2, count)).astype(np.float32) * np.float32(2.0**-24)
-    usual = (1 + rng.random((2, count), np.float32)) * np.float32(2) ** rng.integers(-30, 30, (2, count))
-    exponents = (-149, -127, -126, -61, -60, -59, 59, 60, 61, 126, 127)
-    limits = [sign * 2.0**n for n in exponents for sign in (1, -1)]
-    rare = np.concatenate([values(np.dtype("f4")), np.float32(limits)])
-    pairs = np.stack([one.ravel() for one in np.meshgrid(rare, rare)])
-    for given in (bits, near, usual.astype(np.float32), pairs):
-        a, b = (np.ascontiguousarray(one) for one in given)
-        found, odd = np.empty(len(a), np.float32), np.empty(len(a), bool)
-        pointers = [ctypes.c_void_p(one.ctypes.data) for one in (a, b, found, odd)]
-        loaded.f(*pointers, ctypes.c_longlong(len(a)))
-        with np.errstate(all="ignore"):
-            expected = a / b
-        alike = odd | (found.view(np.uint32) == expected.view(np.uint32))
-        assert alike.all(), [(x, y) for x, y in zip(a[~alike][:5], b[~alike][:5], strict=True)]
-        ordinary = [(abs(one) > 2.0**-30) & (abs(one) < 2.0**30) for one in (a, b)]
-        assert not odd[ordinary[0] & ordinary[1]].any()
-        assert odd[~(np.isfinite(a) & np.isfinite(b)) | (a == 0) | (b == 0)].all()

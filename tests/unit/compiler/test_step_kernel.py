@@ -76,13 +76,6 @@ def masked(u: Any, rate: Any) -> Any:
     return centre + right - left + rate[:-2, 1:-1] * u[2:, 1:-1]
 
 
-def quotients(h: Any, flow: Any) -> Any:
-    """Divide by one denominator twice, by a number, and a quotient by another."""
-    speed = flow / h
-    share, around = h[1:-1, 2:] / h[1:-1, :-2], speed[2:, 1:-1] - speed[:-2, 1:-1]
-    return 0.5 * (h[1:-1, 1:-1] + share / speed[1:-1, 1:-1]), around / 3 + share
-
-
 def far(u: Any) -> Any:
     """Read two cells away, not alike on all sides."""
     x = 2 * u[2:-2, 1:-3] - u[2:-2, 4:] + u[2:-2, :-4]
@@ -262,8 +255,6 @@ CASES = {
     "life": Case(life, ("u1",)),
     "masked": Case(masked, ("f4", "f4")),
     "mixed": Case(masked, ("f8", "f4")),
-    "quotients": Case(quotients, ("f4", "f4"), feeds=(0, 1)),
-    "quotients f2": Case(quotients, ("f2", "f2"), feeds=(0, 1)),
     "far": Case(far, ("f4",), 2),
     "upwind": Case(upwind, ("f4",)),
     "still": Case(still, ("f4", "f4")),
@@ -580,48 +571,6 @@ def test_products_that_overflow_are_rounded(name: str, boundary: str, libraries:
             array[5:12, 100:200] = 0
             arrays.append(array)
         check(libraries, case, kernel, boundary, cval, shape, aligned=True, given=arrays)
-
-
-@pytest.mark.parametrize("name", ["quotients", "quotients f2"])
-def test_quotients_of_any_operands_are_numpys(name: str, libraries: Path) -> None:
-    """Also where the kernel divides again: by zero, and where an operand is tiny, huge, or not finite."""
-    case, kernel, cval = made(name, "wrap", steps=2)
-    given = [one + np.array(1, one.dtype) for one in random(case, (24, 200))]
-    kind = np.finfo(case.dtypes[0])
-    rare = [0.0, -0.0, np.inf, -np.inf, np.nan, kind.max, kind.tiny, kind.smallest_subnormal, kind.eps**2]
-    for number, value in enumerate(rare):
-        given[number % 2][5 + number, 20 * number + 7] = value
-    check(libraries, case, kernel, "wrap", cval, (24, 200), given=given)
-
-
-def test_quotients_of_a_lane_are_looked_at_together() -> None:
-    """Those of one denominator in one row; a quotient of another one comes after it."""
-    _, kernel, _ = made("quotients", "wrap", steps=1)
-    start = "INLINE void compute(Rows& rows, int here, const Place& at, Row& out) {"
-    parts = kernel.source.split(start)[1].split("\n}")[0].split("in_any_lane(")
-    quick = [part.count("numpy::quick_divide<") for part in parts[:-1]]
-    again = [part.split("}")[0].count("numpy::divide<") for part in parts[1:]]
-    assert quick == again
-    assert len(quick) < sum(quick)
-    assert min(quick) > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "boundary", "rows"),
-    [("potential", "wrap", 3), ("midpoint", "wrap", 3), ("potential", "reflect", 5), ("heat", "wrap", 3)],
-)
-def test_the_loop_inside_holds_the_rows_that_are_read(name: str, boundary: str, rows: int) -> None:
-    """All around the results' row if the loop for edges follows it, which keeps no values."""
-    tuning = Tuning(columns=2, warps=2, ahead=3, keeps=True)
-    kernel = build(CASES[name].program(), CASES[name].feeds, boundary, 0, 2, tuning)
-    assert f"#define PERIOD {rows}\n" in kernel.source
-
-
-@pytest.mark.parametrize("rows", [1, 5, 12, 13, 14, 15, 16, 17, 30])
-def test_kept_values_of_few_rows_that_wrap_around(rows: int, libraries: Path) -> None:
-    """The loop inside takes all rows of a strip, or none."""
-    case, kernel, cval = made("potential", "wrap", steps=2, vectors=True)
-    check(libraries, case, kernel, "wrap", cval, (rows, 128), aligned=True)
 
 
 def test_vectors_need_aligned_rows() -> None:

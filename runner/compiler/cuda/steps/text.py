@@ -8,8 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from meshrun.runner.compiler.cuda.steps.layout import Layout, cast, part_of
 from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, expression, literal, slot
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
@@ -19,9 +17,6 @@ from meshrun.runner.compiler.passes.kept_stages import KeptStages
 from meshrun.runner.compiler.trace.graph import BOOL, PLACES, Graph, Node, Offset, in_order
 from meshrun.runner.device.api import HEADERS
 from meshrun.runner.region import Shape
-
-QUICK = (np.float32, np.float16)  # dtypes of quotients that are computed in floats
-TOGETHER = 8  # quotients at most, whose operands a lane holds at once
 
 Results = tuple[tuple[Node, ...], ...]
 
@@ -301,7 +296,6 @@ class Writer:
         self._others: dict[Node, Node | None] = {}
         self._lines_of_memory: set[str] = set()
         self._branches: dict[Node, Branch[Node]] = {}
-        self._quotients: dict[Node, list[Node]] = {}
 
     def plan(self, results: Iterable[Node]) -> None:
         """Find the branches. results: all that will be written."""
@@ -314,39 +308,7 @@ class Writer:
                 return None
             return self.cells.home(node.operands[0], axes)
 
-        results = list(results)
         self._branches = find_branches(results, self._needs, condition, cost, self._is_of_other_lane)
-        if not self._branches and not self.at_ends:
-            self._plan_quotients(results)
-
-    def _plan_quotients(self, results: Iterable[Node]) -> None:
-        """Find quotients to compute together: of one denominator, for the cells of a lane in one row.
-
-        None of them is computed from another: as many divisions are below each of them.
-        """
-        depth, waiting = dict[Node, int](), list(results)
-        groups: dict[tuple[int, Node], list[Node]] = {}
-        while waiting:
-            node = waiting[-1]
-            missing = [one for one in self._needs(node) if one not in depth]
-            if missing:
-                waiting += missing
-                continue
-            waiting.pop()
-            if node in depth:
-                continue
-            quick = node.op == "divide" and node.dtype in QUICK and not self._is_of_other_lane(node)
-            depth[node] = max((depth[one] for one in self._needs(node)), default=0) + quick
-            if quick:
-                denominator = node.operands[1]
-                first, _ = self._reads_of(denominator) or (0, 0)
-                far = (0,) * (self.layout.program.axes - 1)
-                (alike,) = self.cells.moved([denominator], (*far, -first))
-                groups.setdefault((depth[node], alike), []).append(node)
-        for members in groups.values():
-            for start in range(0, len(members), TOGETHER):
-                together = members[start : start + TOGETHER]
-                self._quotients |= dict.fromkeys(together, together)
 
     def name(self, wanted: Node, plain: bool = False) -> str:
         """Write the statements that compute a node, and return the variable that holds it.
@@ -360,11 +322,7 @@ class Writer:
                 waiting.pop()
                 continue
             branch = None if plain else self._branches.get(node)
-            quotients = self._quotients.get(node, ())
-            if quotients:
-                needs: Sequence[Node] = [operand for one in quotients for operand in one.operands]
-            else:
-                needs = branch.before if branch else self._needs(node)
+            needs = branch.before if branch else self._needs(node)
             missing = [one for one in needs if one not in self._names]
             if missing:
                 waiting += missing
@@ -372,8 +330,6 @@ class Writer:
             waiting.pop()
             if branch:
                 self._branch(branch)
-            elif quotients:
-                self._divide(quotients)
             else:
                 text, name = self._text(node), self._declare(node)
                 self._names[node] = name
@@ -398,18 +354,6 @@ class Writer:
             "in_any_lane",
             leave,
         )
-
-    def _divide(self, quotients: Sequence[Node]) -> None:
-        """Write quotients without branches; where that does not do, all threads of a warp divide again."""
-        unusual = self._declare(quotients[0])
-        self.lines.append(f"    bool {unusual} = false;")
-        again = []
-        for node in quotients:
-            kind, (a, b) = ctype(node.dtype), (self._names[one] for one in node.operands)
-            self._names[node] = name = self._declare(node)
-            self.lines.append(f"    {kind} {name} = numpy::quick_divide<{kind}>({a}, {b}, {unusual});")
-            again.append(f"        {name} = {expression(node, self._names)};")
-        self.lines += [f"    if (in_any_lane({unusual})) {{", *again, "    }"]
 
     def _declare(self, _: Node) -> str:
         self._declared += 1
