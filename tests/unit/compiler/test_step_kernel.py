@@ -573,6 +573,24 @@ def test_products_that_overflow_are_rounded(name: str, boundary: str, libraries:
         check(libraries, case, kernel, boundary, cval, shape, aligned=True, given=arrays)
 
 
+@pytest.mark.parametrize(
+    ("name", "boundary", "rows"),
+    [("potential", "wrap", 3), ("midpoint", "wrap", 3), ("potential", "reflect", 5), ("heat", "wrap", 3)],
+)
+def test_the_loop_inside_holds_the_rows_that_are_read(name: str, boundary: str, rows: int) -> None:
+    """All around the results' row if the loop for edges follows it, which keeps no values."""
+    tuning = Tuning(columns=2, warps=2, ahead=3, keeps=True)
+    kernel = build(CASES[name].program(), CASES[name].feeds, boundary, 0, 2, tuning)
+    assert f"#define PERIOD {rows}\n" in kernel.source
+
+
+@pytest.mark.parametrize("rows", [1, 5, 12, 13, 14, 15, 16, 17, 30])
+def test_kept_values_of_few_rows_that_wrap_around(rows: int, libraries: Path) -> None:
+    """The loop inside takes all rows of a strip, or none."""
+    case, kernel, cval = made("potential", "wrap", steps=2, vectors=True)
+    check(libraries, case, kernel, "wrap", cval, (rows, 128), aligned=True)
+
+
 def test_vectors_need_aligned_rows() -> None:
     _, kernel, _ = made("heat", "wrap", vectors=True)
     block = np.zeros((6, 23), np.float32)
