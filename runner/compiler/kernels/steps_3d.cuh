@@ -165,6 +165,12 @@ INLINE int place_outside(const Axis& axis, int radius, int m) {
     return (m < radius ? axis.low + m - radius : axis.length - axis.high + m - radius) - axis.start;
 }
 
+// The place in a tile, from `zero` on, of the row or column that one beyond the array equals, and of that one.
+INLINE void find_edge(int* edge, const Axis& axis, int place, int zero, int tile) {
+    edge[0] = most(-1, least(axis.source(place) - zero, tile));
+    edge[1] = most(-1, least(place - zero, tile));
+}
+
 // The lane's columns of row `y`, counted from its first one, of the plane dz away: another warp's.
 template <int LEVEL, typename T> INLINE Lane<T> beside(const Place& at, int offset, int here, int dz, int y) {
     Lane<T> found;
@@ -455,13 +461,11 @@ INLINE void run(const Arguments& all) {
     at.y_edge = FILLED && (all.y.beyond(y0) || all.y.beyond(y0 + TY - 1));
     for (int i = threadIdx.x; i < LINES; i += LANES * WARPS) at.lines[i] = place_or_never(all.y, y0 - REACH_Y + i);
     for (int i = threadIdx.x; i < TX; i += LANES * WARPS) at.columns[i] = place_or_never(all.x, x0 + i);
-    for (int m = threadIdx.x; FILLED && m < 2 * (RY + RX); m += LANES * WARPS) {
-        const Axis& axis = m < 2 * RY ? all.y : all.x;
-        const int zero = m < 2 * RY ? y0 : x0, tile = m < 2 * RY ? TY : TX;
-        const int place = m < 2 * RY ? place_outside(axis, RY, m) : place_outside(axis, RX, m - 2 * RY);
-        at.edges[2 * m] = most(-1, least(axis.source(place) - zero, tile));
-        at.edges[2 * m + 1] = most(-1, least(place - zero, tile));
-    }
+    // One loop for both axes would choose between them by index, which keeps all arguments in local memory.
+    for (int m = threadIdx.x; FILLED && m < 2 * RY; m += LANES * WARPS)
+        find_edge(at.edges + 2 * m, all.y, place_outside(all.y, RY, m), y0, TY);
+    for (int m = threadIdx.x; FILLED && m < 2 * RX; m += LANES * WARPS)
+        find_edge(at.edges + 4 * RY + 2 * m, all.x, place_outside(all.x, RX, m), x0, TX);
     initialize(memory);
     __syncthreads();
     if constexpr (RY > 0) arrive(memory);

@@ -779,14 +779,14 @@ COMPILED = {  # steps and choices of kernels that keep nothing in local memory, 
     "lattice": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
     "lattice f2": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
     "potential": (4, Tuning(4, ahead=3, blocks=2, vectors=True, keeps=True)),
-    "cube": (3, Tuning(2, 8, 12, vectors=True)),
+    "cube": (4, Tuning(2, 6, 12, vectors=True)),
     "materials": (2, Tuning(2, 4, 12)),
 }
 # By day, with what each sends or does not; the others at night.
 BY_DAY = {"heat": True, "heat f8": False, "gray_scott": True, "life": False, "uneven": True,
           "lattice": False, "potential": True, "cube": False}  # fmt: skip
 # Bytes that a kernel may keep in local memory beside what all registers hold: name, and whether it sends.
-SPILLED = {("cube", False): 16, ("gray_scott", True): 20}
+SPILLED = {("cube", False): 56, ("gray_scott", True): 20}
 
 
 @pytest.mark.parametrize(
@@ -807,6 +807,8 @@ def test_compiles_for_a_gpu_without_spills(name: str, sends: bool) -> None:
     registers = re.search(r"Used (\d+) registers", log)
     assert registers, log
     print(f"{name}: {registers[1]} registers, {kernel.registers} estimated")
-    spilled = re.search(r"(\d+) bytes spill stores", log)
-    assert spilled, log
-    assert int(spilled[1]) <= SPILLED.get((name, sends), 0), log
+    stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
+    assert stack, log
+    most = SPILLED.get((name, sends), 0)
+    assert int(stack[2]) <= most, log
+    assert int(stack[1]) <= most, log  # with arrays and arguments that are indexed
