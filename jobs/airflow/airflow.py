@@ -38,6 +38,9 @@ LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
 CROSSINGS = 4  # of the domain by the flow, where `steps` is not given
 LONGEST = 10  # times as many, for a flow that is to become steady
 FRAMES = 100  # where `every` is not given
+# Cells that a run without a film computes between two checks, and steps, at least: a check of a small field
+# takes as long as many steps.
+CHECKED_CELLS, CHECKED_STEPS = 1 << 30, (50, 2000)
 # Of forces, while the flow passes the length of a body, and at least while it goes as far as the body is
 # high: a thin one sheds eddies of that size, each in about five times as long.
 SAMPLES, FEWEST_SAMPLES = 16, 4
@@ -252,8 +255,12 @@ def _options(given: StepOptions, tunnel: Tunnel, *, filmed: bool = True) -> Step
     expected = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
     steps = given.steps or expected * (LONGEST if isinstance(given.until, NamedRule) else 1)
     every = given.every or max(expected // FRAMES, 1)
+    checked = every
+    if not filmed and given.checkpoint is None:
+        least, most = CHECKED_STEPS
+        checked = max(every, min(max(CHECKED_CELLS // math.prod(tunnel.shape), least), most))
     return replace(
-        given, steps=steps, every=every if filmed else None, check_finite=given.check_finite or every
+        given, steps=steps, every=every if filmed else None, check_finite=given.check_finite or checked
     )
 
 

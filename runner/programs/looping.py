@@ -40,8 +40,8 @@ from meshrun.runner.programs.stages import LoopStage
 from meshrun.runner.region import HostArray
 
 AHEAD = 16  # iterations before others are launched while the condition is not known: some may be in vain
-BATCH = 4  # iterations of one graph, where twice as many blocks of each array have at most BATCH_BYTES
-BATCH_BYTES = 128 << 20
+BATCHES = (8, 4, 2)  # iterations of one graph: the most whose blocks, twice as many, have at most BATCH_BYTES
+BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def how_far_ahead(stage: LoopStage, ranks: int, *, asynchronous: bool) -> Ahead:
     unfed = any(loop.feeds[output] is None for output in fields)
     possible = loop.again is not None and not (unfed or program.checks or program.loops)
     nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in program.outputs) // ranks
-    fits = 2 * BATCH * nbytes <= BATCH_BYTES
-    return Ahead(possible, BATCH if fits and possible and asynchronous else 1)
+    batch = next((one for one in BATCHES if 2 * one * nbytes <= BATCH_BYTES), 1)
+    return Ahead(possible, batch if possible and asynchronous else 1)
 
 
 class LoopRun:
@@ -259,7 +259,10 @@ class LoopRun:
         count, most = 0, allowed - loop.numbers.unrolled if items is None else len(items)
         if not wanted:
             self._watch_first(outer)
-        issued, patience = 0, AHEAD if self.tally.last < 2 * AHEAD else EAGER
+        # Before a graph of several iterations is made, each block has been written and read by single ones.
+        issued, patience = 0, EAGER
+        if self.tally.last < 2 * AHEAD:
+            patience = max(AHEAD, self._ahead.slots + 1)
         while wanted and count < most:
             # Blocks are written again once their iteration is known not to be the last one.
             last = min(count + self._ahead.slots, most) if count >= patience and self._ahead.possible else 0

@@ -115,7 +115,8 @@ def test_choices_take_the_steps_of_numpy(dtype: str, boundary: str) -> None:
     large[200:205, 500:510] = kind.max / 3
     large[20, 30], large[250, 600] = np.inf, -kind.max
     for choice in choices(program, [0])[:3]:
-        kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,), boundary=boundary, choice=choice)
+        taken = step_tuning.ChosenKernel(choice, "predicted")
+        kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,), boundary=boundary, choice=taken)
         for start in (field, large):
             wanted = start
             for _ in range(choice.steps):

@@ -14,6 +14,7 @@ from meshrun.runner.compiler.trace.graph import Extents, Graph, Node, Program, i
 from meshrun.runner.region import Shape
 
 ADDED = 8  # operations of a cell for each that conditions along rows may add to it
+HIDDEN = 3  # operations for each byte of a cell that a GPU does while it waits for memory, whatever they are
 NEAR = 4  # a condition that changes further from an end than this part of an axis stays in the interior
 MOST_VISITED = 20_000  # nodes, each once for each box in which it is wanted
 
@@ -71,9 +72,10 @@ def with_whole_rows(program: Program) -> Program:
     changed = replace(program, whole_rows=True)
     inner, rows = interior(program), interior(changed)
     added = rows.operations - inner.operations
-    if set(rows.loads) == set(inner.loads) and added * ADDED <= inner.operations:
-        return changed
-    return program
+    operands = (*program.inputs, *program.outputs)
+    nbytes = sum(one.dtype.itemsize * one.components for one in operands if not one.combine)
+    little = added * ADDED <= inner.operations or rows.operations <= HIDDEN * nbytes
+    return changed if little and set(rows.loads) == set(inner.loads) else program
 
 
 def specialised(

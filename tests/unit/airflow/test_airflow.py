@@ -28,7 +28,7 @@ from meshrun.jobs.airflow.tunnel import Tunnel
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.region import Region
 from meshrun.runner.report.colors import NOT_A_NUMBER
@@ -559,6 +559,13 @@ def test_steps_and_frames_have_defaults() -> None:
     tunnel = Tunnel(body, D2Q9, "slip", "uniform", 0.1, np.dtype(np.float32))
     options = module._options(module.StepOptions(), tunnel)
     assert (options.steps, options.every, options.check_finite) == (4000, 40, 40)
+    # Without frames, small fields are rarely looked at: it takes as long as many of their steps.
+    for size, expected in (("100x64", 2000), ("8192x4096", 3276), ("8192x8192", 50)):
+        tunnel = replace(tunnel, body=read("cylinder", Placement(size=size)))
+        given = StepOptions(400 if size == "8192x8192" else None)
+        assert module._options(given, tunnel, filmed=False).check_finite == expected
+    given = StepOptions(400, checkpoint=SaveInterval(steps=20))
+    assert module._options(given, tunnel, filmed=False).check_finite == 4
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

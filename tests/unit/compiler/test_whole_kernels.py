@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from whole_kernels import Run, block_of, compile_loops, compile_texts, halo_of, 
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda import pass_launch, single_pass
-from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.passes.ends import ends_of, interior, with_whole_rows
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import BOOL, Graph, Operand, Program
 from meshrun.runner.compiler.whole.trace import WholeProgram
+from meshrun.runner.region import Shape
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 F4, F8 = np.dtype("f4"), np.dtype("f8")
@@ -240,6 +241,51 @@ def test_each_cell_near_the_ends_is_made_by_a_thread_of_its_own() -> None:
         # They are spread over all blocks.
         assert {b - a for a, b in pairwise(before)} == {0, 1}
         assert abs(before[call.grid[0] // 2] - before[-1] / 2) <= 1
+
+
+# Rows of a volume
+
+
+def minus_neighbours(p: Any) -> Any:
+    """The product with the matrix of seven points; cells beyond the edges are 0."""
+    q = 6 * p
+    for axis in range(3):
+        head, tail = ((slice(None),) * axis + (own,) for own in (slice(1, None), slice(-1)))
+        q[head] -= p[tail]
+        q[tail] -= p[head]
+    return q
+
+
+def test_threads_make_whole_rows_of_a_volume_where_memory_is_what_they_wait_for() -> None:
+    """Their ends are columns, of which each cell is in another line of memory."""
+
+    def closed(p: Any) -> Any:
+        q = minus_neighbours(p)
+        q[:, :, 0], q[:, :, -1] = q[:, :, 1], q[:, :, -2]
+        return q
+
+    def costly(p: Any) -> Any:
+        for _ in range(9):
+            p = minus_neighbours(p) * p
+        return p
+
+    shape, chosen = (40, 40, 40), []
+    for function in (minus_neighbours, closed, costly):
+        program = whole.traced(function, [whole.field(*shape)], ("out",)).program
+        chosen.append(with_whole_rows(program).whole_rows)
+    # What is read at the ends alone, and many conditions, would be for every cell.
+    assert chosen == [True, False, False]
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", [(3, 1, 2), (2, 2, 1)])
+def test_threads_that_march_make_whole_rows(tile: Shape, tmp_path: Path) -> None:
+    field = whole.field(9, 11, 13)
+    functions = minus_neighbours, whole.cube
+    programs = [replace(whole.traced(one, [field], ("out",)).program, whole_rows=True) for one in functions]
+    runs = compile_texts(tmp_path, programs, tile=tile, march=True)
+    for program, run, function in zip(programs, runs, functions, strict=True):
+        in_blocks(program, run, [field], [function(field.copy())], wraps=False)
 
 
 # The interior

@@ -639,7 +639,7 @@ def test_the_host_waits_for_the_condition_alone(
     record, _ = stepped(tmp_path, descending, arrays, steps, 1, Counted)
     (loop,) = record["loops"]
     # In each step, some iterations are launched in vain; some are recorded for a graph.
-    spare = (steps + 4) * 4 * looping.BATCH
+    spare = (steps + 4) * 4 * looping.BATCHES[0]
     assert loop["iterations"] > 100
     assert loop["iterations"] <= Counted.rows <= loop["iterations"] + spare
     assert len(Counted.marks) <= Counted.rows
