@@ -31,9 +31,9 @@ from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.region import Array
 
 WARPS = 12  # of a block, which a processor holds one of
-TILINGS = (2, 4), (2, 3, 4, 6, 8), (8, 12, 16)  # columns and rows of a lane, and warps, that may be measured
+TILINGS = (2, 4), (2, 3, 4, 6, 8), (12, 16)  # columns and rows of a lane, and warps, that may be measured
 CELLS = 16  # of a lane, in words of 32 bits of the state
-OTHERS = 32  # registers beside those that hold cells
+OTHERS, OTHERS_EACH = 20, 12  # registers beside those that hold cells: in all, and of each plane read on a side
 # Of an H200: the part of its memory's rate that kernels of one step reach; instructions per second that
 # kernels of several steps reach, and those of a cell beside operations and for a load of a fixed input.
 SINGLE, OPERATIONS, OVERHEAD, FIXED = 0.76, 18e12, 5, 2.1
@@ -114,10 +114,14 @@ def fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
 
 
 def registers(layout: Layout, steps: int, tuning: Tuning) -> int:
-    """Estimate the registers of a thread: a plane of each level lives on in the place of an older one."""
-    planes = (steps + 1) * (_lag(layout) + layout.radius[0]) - bool(tuning.stages)
+    """Estimate the registers of a thread.
+
+    They hold planes of each level but the last, a plane that is computed, and one that has been asked for.
+    """
+    planes = steps * (_lag(layout) + layout.radius[0]) + (1 if tuning.stages else 2)
     words = sum(layout.words(place) for place, _ in layout.state)
-    return OTHERS + planes * words * tuning.columns * tuning.lane_rows
+    others = OTHERS + OTHERS_EACH * layout.radius[0]
+    return others + planes * words * tuning.columns * tuning.lane_rows
 
 
 def _lag(layout: Layout) -> int:
