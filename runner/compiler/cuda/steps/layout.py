@@ -18,6 +18,7 @@ from meshrun.runner.compiler.trace.graph import Extents, Operand, Program
 from meshrun.runner.region import Array
 
 LANES = 32
+MOST_STEPS = 8  # instructions limit kernels of more steps
 WIDEST_READ = 4  # cells beside the own one along an axis
 MOST_ENDS = 16  # cells near the ends of an axis, if they read further than others
 REGISTERS = 230  # of a thread that keeps none in memory
