@@ -44,6 +44,9 @@ from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled
 
+SPLIT_CELLS = 1 << 24  # of a volume of which the cells near its ends have a kernel of their own, at least
+MOST_OF_TILE = 64  # cells of a tile along an axis, at most
+
 
 @dataclass(frozen=True)
 class PassVariant:
@@ -52,7 +55,8 @@ class PassVariant:
     apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array. units:
     whether cells begin at multiples of their units in memory. alike: whether all arrays have an equal
     alignment. once: the cells between the array's ends, and whether the first one is at a multiple of 16
-    bytes, if no cell may be computed twice: results are written over an input.
+    bytes, if no cell may be computed twice: results are written over an input. part: as of
+    `single_pass.emit`.
     """
 
     apart: bool = False
@@ -61,6 +65,7 @@ class PassVariant:
     units: bool = True
     alike: bool = False
     once: tuple[Shape, bool] | None = None
+    part: single_pass.Part = ""
 
 
 @dataclass
@@ -194,11 +199,27 @@ class DeviceKernel:
             left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
             once = left, begin % pass_tile.LARGEST_ROW == 0
         variant = PassVariant(apart, wide, any(sides), units, alike, once)
-        kernel, launch = self._pass(outs[0].shape, variant)
-        call = pass_launch.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
-        if call.grid == (0,):
-            return functools.partial(_call_all, ())
-        return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
+        launches = []
+        for part in self._parts_of_pass(outs[0].shape, beyond=any(sides)):
+            kernel, launch = self._pass(outs[0].shape, replace(variant, part=part))
+            call = pass_launch.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
+            if call.grid != (0,):
+                arguments = call.grid, call.block, call.arguments
+                launches.append(functools.partial(launch, *arguments, shared_mem=kernel.shared))
+        return launches[0] if len(launches) == 1 else functools.partial(_call_all, launches)
+
+    def _parts_of_pass(self, shape: Shape, *, beyond: bool) -> Sequence[single_pass.Part]:
+        """Return the parts of the cells that have kernels of their own.
+
+        In a large volume, those near the array's ends: each is made by a thread, which waits for memory. In
+        the kernel of the others, few such threads would run at once, since these need many registers and much
+        shared memory. A small volume takes no longer than a second launch. beyond: whether the pass stores
+        cells beyond the array.
+        """
+        lengths, ends = self._lengths(shape), ends_of(self._merged)
+        left = [length - sum(cells) for length, cells in zip(lengths, ends, strict=True)]
+        large = len(lengths) == 3 and min(left) >= MOST_OF_TILE and math.prod(lengths) >= SPLIT_CELLS
+        return ("ends", "between") if large and any(map(any, ends)) and not beyond else ("",)
 
     def _lengths(self, shape: Shape) -> Shape:
         """Return the own cells per axis of results of a shape."""
@@ -212,7 +233,8 @@ class DeviceKernel:
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
         # Blocks of steps are aligned.
         variant = PassVariant(beyond=stepped and self._beyond is not None, alike=self.row > 0)
-        self._pass(self._parts(shape), variant)
+        for part in self._parts_of_pass(self._parts(shape), beyond=variant.beyond):
+            self._pass(self._parts(shape), replace(variant, part=part))
 
     def _parts(self, shape: Shape) -> Shape:
         """Return the shape of a result with the two parts of its complex numbers."""
@@ -222,7 +244,9 @@ class DeviceKernel:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells."""
         lengths, once = self._lengths(shape), variant.once
         row, planes, tile = lengths[-1], None, self._tile
-        if pass_tile.marches(self._common):
+        if variant.part == "ends":
+            once, tile = None, (1,) * len(lengths)
+        elif pass_tile.marches(self._common):
             between = pass_tile.between_ends(self._merged, lengths)
             tile = pass_tile.choose_tile(self._common, between)
             chosen = shared_planes.choose(self._common, between)
@@ -259,6 +283,7 @@ class DeviceKernel:
                 beyond=self._beyond if variant.beyond else None,
                 march=march,
                 once=in_parts,
+                part=variant.part,
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch

@@ -155,8 +155,8 @@ def launch_arguments(
     tiles[last] = -(-tiles[last] // block[0])
     if last:
         tiles[last - 1] = -(-tiles[last - 1] // block[1])
-    at_ends = -(-(math.prod(own) - between) // math.prod(block))
-    grid = at_ends + (math.prod(tiles) if between else 0)
+    at_ends = -(-(math.prod(own) - between) // math.prod(block)) if kernel.part != "between" else 0
+    grid = at_ends + (math.prod(tiles) if between and kernel.part != "ends" else 0)
     if grid > MOST_BLOCKS:
         raise ValueError(f"{grid} blocks of threads, more than {MOST_BLOCKS}")
     given = (program.inputs, blocks), (program.outputs, outs)
@@ -174,7 +174,7 @@ def launch_arguments(
     values += first[: program.axes] if program.has_places else ()
     if has_ends(program):
         # Rounded up, so that of all blocks, just so many are at the ends.
-        values += [-(-(at_ends << 32) // grid), *(cells for axis in near for cells in axis)]
+        values += [-(-(at_ends << 32) // max(grid, 1)), *(cells for axis in near for cells in axis)]
     values += _slots(program, scalars)
     kinds = [kind for _, _, kind in parameters(program, kernel.apart, kernel.wide, any(sides))]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from typing import Literal
 
 import numpy as np
 
@@ -52,6 +53,8 @@ from meshrun.runner.compiler.trace.graph import (
 )
 from meshrun.runner.region import Shape
 
+Part = Literal["", "between", "ends"]
+
 MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
 # Threads of a processor, at least, of a march whose function for cells near the ends may need more registers
 # than the rest, which loads so many at most; with more threads, that function would spill much.
@@ -89,7 +92,7 @@ class PassKernel:
     along the last grid axis and the one before. apart: whether operands of the same dtype may have different
     pitches. wide: whether an operand may have more than `MOST_NARROW` elements. corners: for each input, the
     row that its pointer is of, relative to that of the first own cell. It is the first one that a thread
-    reads, on each axis before the last.
+    reads, on each axis before the last. part: as of `emit`.
     """
 
     name = "single_pass"
@@ -103,6 +106,7 @@ class PassKernel:
     wide: bool
     corners: tuple[Offset, ...]
     description: Description
+    part: Part = ""
 
     @property
     def planes(self) -> SharedPlanes | None:
@@ -149,6 +153,7 @@ def emit(
     ends: str = "",
     beyond: Beyond | None = None,
     once: bool = False,
+    part: Part = "",
 ) -> PassKernel:
     """Write the kernel of a program: of its interior, and of what cells near the array's ends have instead.
 
@@ -163,9 +168,12 @@ def emit(
     takes several instructions an address. ends: the boundary, if the last axis is whole and the cells
     beyond its ends are not in memory, of the inputs that `finds_ends` names. beyond: cells beyond the
     ends of the other axes that the kernel also stores. once: whether no two blocks of threads that march
-    through planes may store the same cell, as results are written over an input.
+    through planes may store the same cell, as results are written over an input. part: "between" the array's
+    ends or near the "ends", for a kernel of these cells alone; "": of all.
     """
     common = interior(program)
+    if part == "ends":
+        tile, march = (1,) * program.axes, False
     planes = march if isinstance(march, SharedPlanes) else None
     if planes is not None:
         tile, threads = planes.tile, planes.threads
@@ -186,16 +194,8 @@ def emit(
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
     if ends and march and not marches(common):
         raise ValueError("a march that was not chosen, to the ends of rows that are not in memory")
-    body = _Body(program, _Form(tile, march, sweep, apart, wide, ends, beyond, once))
-    # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
-    # Over three axes, both need many.
-    few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
-    size = threads[0] * threads[1]
-    bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
-    if march and has_ends(program) and registers(common, (1, *tile[1:])) <= ENDS_REGISTERS:
-        bounds = f"{size}, {ENDS_THREADS // size}"
-    if planes is not None:
-        bounds = f"{size}, {planes.blocks}"
+    body = _Body(program, _Form(tile, march, sweep, apart, wide, ends, beyond, once, part))
+    bounds = _launch_bounds(body, threads, planes)
     combined = any(one.combine for one in program.outputs)
     headers, text = _skeleton(beyond=beyond is not None, combined=combined, planes=planes is not None)
     for mark, instead in (
@@ -211,8 +211,24 @@ def emit(
     ):
         text = text.replace(mark, instead)
     return PassKernel(
-        text, program, tile, body.march, sweep, threads, apart, wide, body.corners, body.description
+        text, program, tile, body.march, sweep, threads, apart, wide, body.corners, body.description, part
     )
+
+
+def _launch_bounds(body: _Body, threads: tuple[int, int], planes: SharedPlanes | None) -> str:
+    """Return the threads of a block, and how many blocks a processor shall have room for, if that matters."""
+    common, size = body.program, threads[0] * threads[1]
+    loaded = registers(common, (1, *body.tile[1:]) if body.march else body.tile)
+    if body.part == "ends":  # they wait for memory: many threads hide that
+        return f"{size}, {ENDS_THREADS // size}"
+    if planes is not None:
+        return f"{size}, {planes.blocks}"
+    if body.march and body.has_ends and loaded <= ENDS_REGISTERS:
+        return f"{size}, {ENDS_THREADS // size}"
+    # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
+    # Over three axes, both need many.
+    few = body.branches and common.axes < 3 and loaded <= BRANCH_REGISTERS
+    return f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
 
 
 def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
@@ -332,6 +348,7 @@ class _Form:
     ends: str
     beyond: Beyond | None
     once: bool
+    part: Part = ""
     inner: bool = False
 
 
@@ -343,6 +360,7 @@ class _Body:
 
     def __init__(self, whole: Program, form: _Form) -> None:
         tile, march, sweep, inner = form.tile, form.march, form.sweep, form.inner
+        self.part = form.part
         self._whole, program = whole, interior(replace(whole, whole_rows=False) if inner else whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
         self._beyond, self.march, self._once = form.beyond, march, form.once and not inner
@@ -379,7 +397,8 @@ class _Body:
         self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
         self.branches = False
         stores = self._compute(values, march)
-        self._has_ends = has_ends(whole)
+        self.has_ends = has_ends(whole)
+        self._makes_ends = self.has_ends and form.part != "between"
         self._combined = {n: one for n, one in enumerate(program.outputs) if one.combine}
         if inner:
             self._march(values, self._reads(values), stores)
@@ -444,17 +463,18 @@ class _Body:
         """Write what all threads of a block do after their cells, and what other blocks do."""
         self.lines += ["}"] if self._combined else []
         self.lines += [_keep(number, one, "whole") for number, one in self._combined.items()]
-        if self._has_ends:
-            self.lines = [*self._function_at_ends(), *self._at_ends(), *self.lines]
+        if self._makes_ends:
+            between = [] if self.part == "ends" else self.lines
+            self.lines = [*self._function_at_ends(), *self._at_ends(), *between]
 
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
         if isinstance(self.march, SharedPlanes):
-            self.lines += shared_planes.place_lines(self.march, self._column, self._has_ends, self._once)
+            self.lines += shared_planes.place_lines(self.march, self._column, self._makes_ends, self._once)
             self._find_ends_of_row()
             return
         add, last = self.lines.append, self.program.axes - 1
-        add(f"uint32 place = blockIdx.x{' - at_ends' if self._has_ends else ''};")
+        add(f"uint32 place = blockIdx.x{' - at_ends' if self._makes_ends else ''};")
         for axis in reversed(range(self.program.axes)):
             if axis:
                 add(f"const uint32 before{axis} = uint64(place) * factor{axis} >> bits{axis};")
@@ -511,7 +531,7 @@ class _Body:
         """
         last = self.program.axes - 1
         before, after = f"before{last}_own", f"after{last}_own"
-        if not self._has_ends:
+        if not self.has_ends:
             return f"own_place<Ends::{self._ends}>({column}, length{last})"
         length = f"{before} + length{last} + {after}"
         return f"(own_place<Ends::{self._ends}>({before} + {column}, {length}) - {before})"
@@ -520,7 +540,7 @@ class _Body:
         """Write the position of the thread's first cell in the whole array: p<axis>."""
         kind = place_type(self._whole)
         for axis in sorted({node.value[0] for node in self.program.nodes if node.op in PLACES}):
-            first = f"first{axis} + int64(before{axis}_own)" if self._has_ends else f"first{axis}"
+            first = f"first{axis} + int64(before{axis}_own)" if self.has_ends else f"first{axis}"
             self.lines.append(f"const {kind} p{axis} = {kind}({first} + int64(x{axis}));")
 
     def _at_ends(self) -> list[str]:
@@ -543,6 +563,8 @@ class _Body:
         call = f"NearEnds::compute({cell}, {', '.join(given.values())});"
         best = [_of_nothing(one, f"edge{n}") for n, one in self._combined.items()]
         kept = [_keep(number, one, "edge") for number, one in self._combined.items()]
+        if self.part == "ends":
+            return ["const uint32 at_ends = blockIdx.x;", *best, call, *kept]
         return [
             "const uint32 at_ends = uint64(blockIdx.x) * share_at_ends >> 32;  // of the blocks before",
             "if ((uint64(blockIdx.x) + 1) * share_at_ends >> 32 > at_ends) {",
@@ -582,7 +604,7 @@ class _Body:
         types = ["uint32"] * last + [self._column]
         parameters = ["uint64 left", *(f"{of} {name}" for name, of in self._pointers().items())]
         # What is combined is changed through a reference, which a call on the device does not take.
-        kind = "INLINED" if self._combined else "OUTLINE"
+        kind = "INLINED" if self._combined or self.part == "ends" else "OUTLINE"
         lines = [f"struct NearEnds {{ {kind} void compute({', '.join(parameters)}) {{"]
         for axis, of in enumerate(types):
             lines.append(f"const {of} near{axis} = before{axis}_own + after{axis}_own;")

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import whole_functions as whole
-from fused import GXX
+from fused import GXX, launchers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_kernels import Run, block_of, compile_loops, compile_texts, halo_of, in_blocks
+from whole_kernels import Run, TextKernel, block_of, compile_loops, compile_texts, halo_of, in_blocks
 
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.cuda import pass_launch, single_pass
+from meshrun.runner.compiler.cuda import pass_launch, pass_tile, shared_planes, single_pass
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
+from meshrun.runner.compiler.device_kernel import MOST_OF_TILE, DeviceKernel, PassVariant
 from meshrun.runner.compiler.passes.ends import ends_of, interior, with_whole_rows
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import BOOL, Graph, Operand, Program
@@ -286,6 +288,48 @@ def test_threads_that_march_make_whole_rows(tile: Shape, tmp_path: Path) -> None
     runs = compile_texts(tmp_path, programs, tile=tile, march=True)
     for program, run, function in zip(programs, runs, functions, strict=True):
         in_blocks(program, run, [field], [function(field.copy())], wraps=False)
+
+
+class InParts(TextKernel):
+    """Cells near the array's ends have a kernel of their own."""
+
+    def _parts_of_pass(self, shape: Shape, *, beyond: bool) -> Sequence[single_pass.Part]:
+        return "ends", "between"
+
+    def _pass(self, shape: Shape, variant: PassVariant) -> tuple[Any, Any]:
+        return next(one for one in self.compiled if one[0].part == variant.part)
+
+
+@needs_compiler
+@pytest.mark.parametrize("march", [True, SharedPlanes(2, (1, 2), (4, 8))])
+def test_cells_near_the_ends_have_a_kernel_of_their_own(march: Any, tmp_path: Path) -> None:
+    """Together, both make each cell; also what all cells combine to."""
+    field = whole.field(30, 45, 48)
+    wanted = whole.cube(field.copy())
+    program = whole.traced(whole.cube, [field], ("out",)).program
+    tile = None if isinstance(march, SharedPlanes) else (3, 1, 2)
+    for one in (program, replace(program, whole_rows=True)):
+        texts = [
+            single_pass.emit(one, tile=tile, march=march, part="between"),
+            single_pass.emit(one, march=march, part="ends"),
+        ]
+        folder = tmp_path / str(one.whole_rows)
+        folder.mkdir()
+        compiled = list(zip(texts, launchers(folder, texts), strict=True))
+        in_blocks(one, InParts(one, compiled, "", 0), [field], [wanted], wraps=False)
+
+
+def test_large_volumes_are_computed_in_parts() -> None:
+    for shape, expected in (((512, 512, 512), 2), ((64, 64, 64), 1), ((40, 4096, 4096), 1)):
+        kernel = DeviceKernel(
+            whole.traced(whole.cube, [whole.field(*shape)], ("out",)).program, ((1, 1),) * 3
+        )
+        assert len(kernel._parts_of_pass(shape, beyond=False)) == expected
+        assert kernel._parts_of_pass(shape, beyond=True) == ("",)
+        widest = shared_planes.choose(kernel.program, (512, 512, 512))
+        tiles = [pass_tile.choose_tile(kernel.program, shape)]
+        tiles += [] if isinstance(widest, str) else [widest.block]
+        assert max(map(max, tiles)) <= MOST_OF_TILE
 
 
 # The interior
