@@ -800,6 +800,7 @@ COMPILED = {  # steps and choices of kernels that keep nothing in local memory, 
     "lattice f2": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
     "potential": (4, Tuning(4, ahead=3, blocks=2, vectors=True, keeps=True)),
     "cube": (4, Tuning(2, 6, 12, vectors=True)),
+    "cube f8": (3, Tuning(2, 4, 12, vectors=True, stages=3)),
     "materials": (2, Tuning(2, 4, 12)),
 }
 # By day, with what each sends or does not; the others at night.
