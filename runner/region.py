@@ -36,7 +36,7 @@ class Region:
         axes = zip(self.start, self.stop, outer.start, strict=True)
         return tuple(slice(start - origin, stop - origin) for start, stop, origin in axes)
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 

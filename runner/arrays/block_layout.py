@@ -79,7 +79,7 @@ class BlockLayout:
         pairs = zip(self.widths, self.region.shape, strict=True)
         return tuple(slice(low, low + n) for (low, _), n in pairs)
 
-    @property
+    @cached_property
     def outside(self) -> list[tuple[Slices, float]]:
         return outside_slabs(self.region, self.whole, self.widths, self.boundary, self.cval)
 
@@ -156,6 +156,7 @@ class BlockLayout:
         """Set the constants of each axis before and after the array, of the block and of its filled part."""
         for layout in {self, self.filled}:
             layout.cval = cval
+            layout.__dict__.pop("outside", None)
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""

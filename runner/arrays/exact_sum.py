@@ -67,15 +67,13 @@ def rounded(words: HostArray, dtype: np.dtype[Any]) -> Any:
 
     dtype: float32 or float64; what is above its range becomes infinite.
     """
-    numbers: list[int] = words.tolist()
-    if numbers[NANS] or (numbers[INFINITE] and numbers[NEGATIVE]):
-        return dtype.type(np.nan)
-    if numbers[INFINITE] or numbers[NEGATIVE]:
-        return dtype.type(np.inf if numbers[INFINITE] else -np.inf)
     # A word is a digit with a carry, or with one that is missing; few are not 0.
-    total = 0
-    for digit in np.flatnonzero(words[:DIGITS]).tolist():
-        total += numbers[digit] << 32 * digit
+    numbers: dict[int, int] = {place: words.item(place) for place in words.nonzero()[0].tolist()}
+    if NANS in numbers or (INFINITE in numbers and NEGATIVE in numbers):
+        return dtype.type(np.nan)
+    if INFINITE in numbers or NEGATIVE in numbers:
+        return dtype.type(np.inf if INFINITE in numbers else -np.inf)
+    total = sum(number << 32 * place for place, number in numbers.items() if place < DIGITS)
     places, least = PLACES[dtype]
     size = abs(total)
     dropped = max(size.bit_length() - places, least - LOWEST, 0)

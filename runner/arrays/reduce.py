@@ -138,7 +138,7 @@ def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: 
     ufunc: "add", "multiply", "maximum" or "minimum"; or "take", of an array that is one cell. What is exact
         is combined in any order, the rest in the tree.
     """
-    whole, order = _in_any_order(cells.dtype, ufunc), list(range(len(partition.shape)))
+    whole, order = in_any_order(cells.dtype, ufunc), list(range(len(partition.shape)))
     combine = getattr(world.xp, COMBINED[ufunc])
     if whole and axes and len(axes) == len(partition.shape) and max(partition.grid) == world.size:
         return _without_negative_zeros(_of_all_cells(world, partition, cells, whole, combine), ufunc)
@@ -186,7 +186,7 @@ def reduce_own(backend: Backend, axes: Sequence[int], cells: Array, ufunc: str) 
 
     axes: of `cells`. Not collective.
     """
-    whole, combine = _in_any_order(cells.dtype, ufunc), getattr(backend.xp, COMBINED[ufunc])
+    whole, combine = in_any_order(cells.dtype, ufunc), getattr(backend.xp, COMBINED[ufunc])
     for axis in reversed(axes):
         last = backend.xp.moveaxis(cells, axis, -1)
         count = last.shape[-1]
@@ -197,7 +197,7 @@ def reduce_own(backend: Backend, axes: Sequence[int], cells: Array, ufunc: str) 
     return _without_negative_zeros(cells, ufunc)
 
 
-def _in_any_order(dtype: np.dtype[Any], ufunc: str) -> str:
+def in_any_order(dtype: np.dtype[Any], ufunc: str) -> str:
     """Return NumPy's name of a reduction whose order does not change its bits; "" if it does."""
     return WHOLE[COMBINED[ufunc]] if dtype.kind not in "fc" or ufunc not in ("add", "multiply") else ""
 

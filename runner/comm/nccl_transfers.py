@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import cupy
 import numpy as np
@@ -121,7 +122,7 @@ class NcclComm:
 
     def all_reduce(self, array: Array, operation: Operation) -> None:
         check_contiguous(array)
-        kind = np.dtype(array.dtype).name
+        kind = _name_of(array.dtype)
         if kind in WIDER:
             wide = array.astype(WIDER[kind])
             self._all_reduce(wide, operation)
@@ -134,7 +135,7 @@ class NcclComm:
             self._all_reduce(array, operation)
 
     def _all_reduce(self, array: Array, operation: Operation) -> None:
-        kind = np.dtype(array.dtype).name
+        kind = _name_of(array.dtype)
         small = self._is_in_main_stream() and is_small(array, operation, self._control.size)
         if small and self._small is not None:
             self._small.all_reduce(array, operation)
@@ -156,3 +157,10 @@ class NcclComm:
             small.close()
         if self._opened is not None:
             self._opened.close()
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    """Return a dtype's name, which NumPy makes anew each time."""
+    name: str = np.dtype(dtype).name
+    return name

@@ -119,10 +119,12 @@ class PeerCopies:
     def __init__(self, arrays: Arrays) -> None:
         self._arrays, self._word = arrays, cupy.zeros(1, cupy.float32)
         self._stream = cupy.cuda.Stream(non_blocking=True, priority=BEFORE_KERNELS)
+        self._given = cupy.cuda.Event(disable_timing=True)  # to the caller's stream, before the last `follow`
 
     def follow(self) -> None:
         """Let later copies wait for all that the caller's stream has been given."""
-        self._stream.wait_event(_event(cupy.cuda.get_current_stream()))
+        self._given.record(cupy.cuda.get_current_stream())
+        self._stream.wait_event(self._given)
 
     def rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int) -> None:
         """Copy `rows` rows of `width` bytes. target, source: addresses; pitches: bytes between their rows."""

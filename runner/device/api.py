@@ -110,8 +110,8 @@ class Backend(Protocol):
     def keep_row(self, row: Array, kept: Array, host: np.ndarray[Any, Any] | None, moves: Array) -> None:
         """Copy a row of 8-byte words to `kept`, and to the host; then words of it to others, in stream order.
 
-        host: of `host_empty`. moves: (pairs, 2), int32, of the device: from which word to which. In a CUDA
-        graph, this is a kernel, where copies would each hold up what comes next.
+        host: of `host_empty`. moves: (2, pairs), int64, of the device: from which words, and to which. In
+        a CUDA graph, this is a kernel, where copies would each hold up what comes next.
         """
 
     def join(self) -> None:

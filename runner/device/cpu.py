@@ -66,8 +66,8 @@ class CpuBackend:
         kept[...] = row
         if host is not None:
             host[...] = row
-        if len(moves):
-            row[moves[:, 1]] = kept[moves[:, 0]]
+        if moves.size:
+            row[moves[1]] = kept[moves[0]]
 
     def join(self) -> None:
         pass

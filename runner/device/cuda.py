@@ -123,7 +123,7 @@ class CudaBackend:
     def keep_row(self, row: Array, kept: Array, host: np.ndarray[Any, Any] | None, moves: Array) -> None:
         launch = kernel(HEADERS / "keep_row.cu", "keep_row")
         pointer = np.intp(0 if host is None else host.ctypes.data)
-        launch((1,), (32,), (row, np.int32(row.size), pointer, kept, moves, np.int32(len(moves))))
+        launch((1,), (32,), (row, np.int32(row.size), pointer, kept, moves, np.int32(moves.shape[1])))
 
     def join(self) -> None:
         cupy.cuda.Device(self.device.index).use()

@@ -129,8 +129,15 @@ class Partition:
         return rank
 
     def __getitem__(self, rank: int) -> Region:
-        cuts = [self.bounds(axis, coordinate) for axis, coordinate in enumerate(self.coordinates(rank))]
-        return Region(tuple(a for a, _ in cuts), tuple(b for _, b in cuts))
+        if rank not in self._regions:
+            cuts = [self.bounds(axis, coordinate) for axis, coordinate in enumerate(self.coordinates(rank))]
+            self._regions[rank] = Region(tuple(a for a, _ in cuts), tuple(b for _, b in cuts))
+        return self._regions[rank]
+
+    @cached_property
+    def _regions(self) -> dict[int, Region]:
+        """The regions of the ranks that have been asked for."""
+        return {}
 
     def __iter__(self) -> Iterator[Region]:
         return (self[rank] for rank in range(self.size))

@@ -259,11 +259,14 @@ def moved_bytes(task: Task, region: Region, handed_on: Collection[int] = ()) -> 
     return task.input_bytes(region) + task.result_bytes(region) - kept
 
 
-def halo_bytes(task: Task, region: Region, steps: int = 1) -> int:
-    """Return the bytes that a rank within the array receives from others for so many steps to read."""
+def halo_bytes(task: Task, region: Region, steps: int = 1, handed_on: Collection[int] = ()) -> int:
+    """Return the bytes that a rank within the array receives from others for so many steps to read.
+
+    handed_on: fields whose halos are not exchanged.
+    """
     fed, found = set(task.job.feeds), 0
     for number, (field, widths) in enumerate(zip(task.fields, read_widths(task, steps), strict=True)):
-        if field.name in fed:
+        if field.name in fed and number not in handed_on:
             own = task.field_region(number, region).shape
             axes = zip(own, widths, field.partition.grid, strict=True)
             padded = math.prod(n + (sum(width) if parts > 1 else 0) for n, width, parts in axes)

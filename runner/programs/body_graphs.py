@@ -1,15 +1,45 @@
-"""CUDA graphs of a loop's iterations, each made once the blocks that it reads and writes have been used."""
+"""What is issued again and again on the same blocks: calls that are bound to them, and CUDA graphs of these.
+
+A CUDA graph of a loop's iterations is made once the blocks that they read and write have been used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.device.api import NotCapturable
+from meshrun.runner.plan.halo import Widths
+
+Call = Callable[[], None]
+Phase = Callable[[str], AbstractContextManager[object]]  # times a part of a phase of the run
 
 EAGER = 2  # iterations on the same blocks that are launched kernel by kernel before a CUDA graph is made
+
+
+@dataclass(frozen=True)
+class BoundCalls:
+    """Calls of stages in turn, each with the phase that it is part of; "": its time is not accounted for.
+
+    left: arrays, and the widths of their halos that are valid afterwards.
+    """
+
+    calls: Sequence[tuple[str, Call]]
+    left: Sequence[tuple[DistributedArray, Widths]]
+
+    def take(self, phase: Phase) -> None:
+        """Make the calls. phase: times one. Collective."""
+        for name, call in self.calls:
+            if name:
+                with phase(name):
+                    call()
+            else:
+                call()
+        for array, widths in self.left:
+            array.valid = widths
 
 
 @dataclass(frozen=True)
@@ -35,12 +65,15 @@ class BodyGraphs:
 
     def issue(
         self, targets: Sequence[DistributedArray], work: Callable[[], None], slots: tuple[int, ...]
-    ) -> None:
-        """Issue iterations: what `work` does. targets: the blocks that they write. slots: of each one."""
+    ) -> bool:
+        """Issue iterations: what `work` does. Return whether a graph did it, which the host knows nothing of.
+
+        targets: the blocks that they write. slots: of each one.
+        """
         run = self._run
-        if not run.world.backend.asynchronous or run.capturing or run.program.loops or self.reason:
+        if run.capturing or run.program.loops or self.reason:
             work()
-            return
+            return False
         # A graph has launches for these blocks, and the exchanges of those that are stale.
         arrays = [array for array in (*run.arrays, *targets) if array is not None]
         stale = (array.is_stale for array in run.arrays if array is not None)
@@ -50,12 +83,13 @@ class BodyGraphs:
             self._taken[key] = self._taken.get(key, 0) + 1
             if (self._taken[key] <= EAGER and len(slots) == 1) or not self._capture(key, arrays, work):
                 work()
-                return
+                return False
         graph = self._graphs[key]
         graph.replay()
         run.exchanges += graph.exchanges
         run.known = graph.known
         self.replayed += len(slots)
+        return True
 
     def _capture(
         self, key: tuple[Any, ...], arrays: Sequence[DistributedArray], work: Callable[[], None]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
 from meshrun.runner.arrays.halo.packed import bind_fill
-from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
+from meshrun.runner.arrays.reduce import first_extreme, in_any_order, reduce_axes, reduce_own
 from meshrun.runner.comm.small.collectives import PAIRS
 from meshrun.runner.compiler.compiled import compile_chain
 from meshrun.runner.compiler.cuda.pass_launch import key_of
@@ -42,11 +43,18 @@ from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.options.loop_rules import USUAL, LoopRules
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import check_widths
+from meshrun.runner.plan.halo import Widths, check_widths
 from meshrun.runner.plan.steps import LINE
+from meshrun.runner.programs.body_graphs import BoundCalls, Call, Phase
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.chains import ChainStage, chains_of
-from meshrun.runner.programs.kernel import CellKernel, bind_values
+from meshrun.runner.programs.kernel import (
+    CellKernel,
+    bind_expressions,
+    bind_values,
+    copy_cells,
+    do_nothing,
+)
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.memory import shared_memory, written_by
@@ -138,6 +146,8 @@ class ProgramRun:
         self._lay_out_levels()
         # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
         self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
+        # What times a phase's part: nothing on a GPU, whose work the host would wait for.
+        self._phase: Phase = nullcontext if world.backend.asynchronous else self.phases
         self.plans = [self._plan(number) for number in range(len(program.arrays))]
         self.values = ValueSlots(world, program.dtypes)
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
@@ -155,9 +165,16 @@ class ProgramRun:
         # The chains of stages that one call computes, by the number of the first one; their calls.
         self._chains: dict[int, list[ChainStage]] = {}
         self._chain_calls: dict[int, Chain] = {}
+        # Of steps, by their blocks and the halos that are valid: the calls, what is known after them, and the
+        # blocks, which are kept as others could have their ids. The calls of a step that is being bound.
+        self._steps: dict[tuple[Any, ...], tuple[BoundCalls, frozenset[int], Any]] = {}
+        self._calls: list[tuple[str, Call]] = []
         self._chain_writes: dict[int, set[int]] = {}  # arrays that chains write, whose halo is filled
         self._turns = [*range(len(program.stages))]  # stages, of those of a chain the first one
+        self._views: dict[ReductionStage, Partition] = {}  # of cells that are reduced
+        # The memory of cells that are reduced; of some of these, what computes them, they, and what is read.
         self._reduced: dict[tuple[int, Shape], Array] = {}
+        self._computing: dict[tuple[Any, ...], tuple[Call, Array, Any]] = {}
         # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
         kind = world.backend.device.kind
         self._combined = {
@@ -237,6 +254,10 @@ class ProgramRun:
                 more -= set(written_by(program.stages[before]))
                 if self._halos[before]:
                     self._halos[before] += sorted(more - set(self._halos[before]))
+        # The arrays whose halos a step fills, and those that it also writes.
+        self._exchanged = sorted({number for halos in self._halos for number in halos})
+        written = {number for stage in program.stages for number in written_by(stage)}
+        self._changed = sorted(written.union(self._exchanged))
 
     def _read_beside(self, cells: StageCells | LevelCells) -> list[int]:
         """Return the arrays of which cells are computed with others than their own, in a halo."""
@@ -409,27 +430,57 @@ class ProgramRun:
 
         outs: of each output, this rank's own cells, which are filled; None: one without axes stays a value.
         """
+        if self.loops:  # what comes after a loop depends on what it leaves
+            self._bind(outs)
+            self._bound_calls().take(self._phase)
+            return
+        # On the same blocks, with the same halos valid, a step is the same calls.
+        read = [self.arrays[number] for number in self._exchanged]
+        valid = [None if array is None else array.valid for array in read]
+        key = self.known, *map(id, self.arrays), *map(id, outs), *valid
+        if key not in self._steps:
+            self._bind(outs)
+            known, kept = self.known, (*self.arrays, *outs)
+            self._steps[key] = self._bound_calls(), known, kept
+        calls, self.known, _ = self._steps[key]
+        calls.take(self._phase)
+
+    def _bound_calls(self) -> BoundCalls:
+        """Return the calls that have been bound since the last ones."""
+        calls, self._calls = self._calls, []
+        arrays = (self.arrays[number] for number in self._changed)
+        return BoundCalls(calls, [(array, array.valid) for array in arrays if array is not None])
+
+    def _bind(self, outs: Sequence[Array | None]) -> None:
+        """Bind all stages: add their calls. Loops run at once, after the calls before them."""
+        self._calls = []
         known, self.known = set(self.known), frozenset()
         for number in self._turns:
             stage = self.program.stages[number]
             if number in self._chains:
-                self._set_values()
-                with self._phase("kernel"):
-                    self._compute_chain(number, outs)
+                self._bind_pending()
+                self._bind_chain(number, outs)
             elif isinstance(stage, KernelStage):
-                self._take_kernel(number, stage, outs)
+                self._bind_kernel(number, stage, outs)
                 if number in self.reducing:
                     known.update(self.reducing[number].within)
             elif isinstance(stage, ReductionStage):
-                self._take_reduction(number, stage, known)
+                self._bind_reduction(number, stage, known)
             elif isinstance(stage, LoopStage):
-                self._set_values()
+                self._bind_pending()
+                self._bound_calls().take(self._phase)
                 self.loops[number].take(self)
             elif self._on_gpu:
                 self.pending += stage.nodes
             else:
-                self._compute_values(stage)
-        self._set_values()
+                self._bind_expressions(number, stage)
+        self._bind_pending()
+        self._bind_values(outs)
+        if self.program.checks:
+            self._add("", self._note_checks)
+
+    def _bind_values(self, outs: Sequence[Array | None]) -> None:
+        """Bind what copies the values that are results to their outputs."""
         for output, values in self.program.numbers.values.items():
             out = outs[output]
             if out is None:
@@ -437,38 +488,44 @@ class ProgramRun:
             for part, value in zip(("real", "imag"), values, strict=False):
                 cells: Any = getattr(out, part) if len(values) > 1 else out
                 if cells is not self.values.views[value]:
-                    cells[...] = self.values.views[value]
-        self._note_checks()
+                    self._add("", partial(copy_cells, cells, self.values.views[value]))
 
-    def _take_kernel(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
-        """Compute the cells of a stage, once all that it reads is there."""
-        self._set_values()
-        self._exchange(self._halos[number])
-        with self._phase("kernel"):
-            self._compute(number, stage, outs)
+    def _add(self, phase: str, call: Call) -> None:
+        """Add a call. phase: of the run; "" if its time is too short to be accounted for."""
+        self._calls.append((phase, call))
+
+    def _bind_kernel(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
+        """Bind what computes the cells of a stage, once all that it reads is there."""
+        self._bind_pending()
+        self._bind_exchange(self._halos[number])
+        self._bind_cells(number, stage, outs)
         if number in self._gathering:
-            with self._phase("exchange"):
-                self._gather(number, stage)
+            self._add("exchange", partial(self._gather, number, stage))
 
-    def _take_reduction(self, number: int, stage: ReductionStage, known: Collection[int]) -> None:
-        """Reduce cells. known: stages whose reductions a kernel has done."""
+    def _bind_reduction(self, number: int, stage: ReductionStage, known: Collection[int]) -> None:
+        """Bind a reduction. known: stages whose reductions a kernel has done."""
         combined = self._combined.get(number)
         if number not in known:
-            self._set_values()
-            self._exchange(self._halos[number])
-            with self._phase("reduce"):
-                if combined is None:
-                    self._reduce(number, stage)
-                else:
-                    self._combine(number, stage, combined)
+            self._bind_pending()
+            self._bind_exchange(self._halos[number])
+            if combined is None:
+                self._add("reduce", partial(self._reduce, number, stage))
+                if stage.array is not None and (array := self.arrays[stage.array]) is not None:
+                    array.written()
+            else:
+                self._bind_combining(number, stage, combined)
         if combined is not None and self._on_gpu:
             self._take_key(number, stage, combined)
         elif combined is not None:
             assert stage.value is not None
-            words = self._sum_words(number)
-            self.world.sum_words(words)
-            self.values.views[stage.value][...] = exact_sum.rounded(words, stage.reduction.dtype)
-            words.fill(0)
+            words, value = self._sum_words(number), self.values.views[stage.value]
+            self._add("", partial(self._round_sum, words, value, stage.reduction.dtype))
+
+    def _round_sum(self, words: HostArray, value: Array, dtype: np.dtype[Any]) -> None:
+        """Round a sum that kernels have made. words: of the sum, 0 afterwards."""
+        self.world.sum_words(words)
+        value[...] = exact_sum.rounded(words, dtype)
+        words.fill(0)
 
     def _note_checks(self) -> None:
         """Note which values are ones for which NumPy raises an error."""
@@ -478,12 +535,8 @@ class ProgramRun:
             xp.equal(count, 0, out=self._fails.reshape(()))
             xp.logical_or(failed, self._fails, out=failed)
 
-    def _phase(self, name: str) -> AbstractContextManager[None]:
-        """Time a stage; not on a GPU, whose work the host would wait for."""
-        return nullcontext() if self.world.backend.asynchronous else self.phases(name)
-
-    def _combine(self, number: int, stage: ReductionStage, combined: StageCells) -> None:
-        """Reduce cells by the kernel that computes them."""
+    def _bind_combining(self, number: int, stage: ReductionStage, combined: StageCells) -> None:
+        """Bind a reduction by the kernel that computes the cells."""
         key = "reduced", number, *(id(self.arrays[place]) for place in combined.reads)
         if key not in self._bound:
             own = self._view_partition(stage)[self.world.rank]
@@ -504,7 +557,7 @@ class ProgramRun:
             blocks = [block[around] for block in self._blocks(combined)]
             views = self._key_views((number,), lengths)
             self._bound[key] = kernel.bind(blocks, views, first, self.values.row)
-        self._bound[key]()
+        self._add("reduce", self._bound[key])
 
     def _key_views(self, numbers: Sequence[int], own: Shape) -> list[Array]:
         """Return what kernels of so many own cells combine them to, for reductions' stages."""
@@ -533,8 +586,8 @@ class ProgramRun:
             key = BestKey(number, output.combine, output.dtype, dtype)
         self.pending.append((stage.value, key))
 
-    def _set_values(self) -> None:
-        """Compute the values that nothing has read yet."""
+    def _bind_pending(self) -> None:
+        """Bind the values that nothing has read yet."""
         if not self.pending:
             return
         values = tuple(self.pending)
@@ -549,17 +602,17 @@ class ProgramRun:
             members = self.world.arrays.peer_slots
         if members is None and self.world.size > 1:
             if keys:
-                self.world.arrays.all_reduce(self._keys, "max")
+                self._add("", partial(self.world.arrays.all_reduce, self._keys, "max"))
             if sums:
                 if sums not in self._bound:
                     self._bound[sums] = bind_values(emit_totals(sums), arrays)
-                self._bound[sums]()
-                self.world.arrays.all_reduce(self._totals, "sum")
+                self._add("", self._bound[sums])
+                self._add("", partial(self.world.arrays.all_reduce, self._totals, "sum"))
         bound = values, members is None
         if bound not in self._bound:
             kernel = emit(values) if members is None else emit_reduced(values, words, keys, self.world.size)
             self._bound[bound] = bind_values(kernel, arrays, members)
-        self._bound[bound]()
+        self._add("", self._bound[bound])
 
     @property
     def waits_for_host(self) -> bool:
@@ -605,24 +658,43 @@ class ProgramRun:
         of_bodies = (loop.run.failed_check() for loop in self.loops.values())
         return next((check for check in of_bodies if check is not None), None)
 
-    def _exchange(self, read: Sequence[int]) -> None:
-        """Fill the halos of arrays that a stage reads, where they are stale."""
-        stale = []
-        for number in read:
-            array = self.arrays[number]
-            if array is not None and array.is_stale:
-                stale.append(array)
+    def exchange(self, read: Sequence[int]) -> None:
+        """Fill the halos of arrays that are read, where they are stale."""
+        stale = self._stale(read)
         if stale:
-            backend = self.world.backend
-            timed = backend.asynchronous and not self.capturing and len(self.exchange_spans) < MEASURED
-            begin = backend.mark() if timed and self.is_split else None
-            with self._phase("exchange" if self.is_split else "kernel"):
-                self._fill_halos(stale)
-            if begin is not None:
-                self.exchange_spans.append((begin, backend.mark()))
-            if self.is_split:
-                self.exchanges += 1
-                self.exchange_bytes = max(self.exchange_bytes, received_bytes(stale))
+            with self._phase(self._exchange_phase):
+                self._exchange(stale, [array.valid for array in stale])
+
+    def _bind_exchange(self, read: Sequence[int]) -> None:
+        """Bind what fills the halos of arrays that a stage reads, where they are stale by then."""
+        stale = self._stale(read)
+        if stale:
+            valid = [array.valid for array in stale]
+            self._add(self._exchange_phase, partial(self._exchange, stale, valid))
+            for array in stale:
+                array.valid = array.layout.filled.declared
+
+    @property
+    def _exchange_phase(self) -> str:
+        return "exchange" if self.is_split else "kernel"
+
+    def _stale(self, read: Sequence[int]) -> list[DistributedArray]:
+        arrays = (self.arrays[number] for number in read)
+        return [array for array in arrays if array is not None and array.is_stale]
+
+    def _exchange(self, stale: Sequence[DistributedArray], valid: Sequence[Widths]) -> None:
+        """Fill the halos of arrays. valid: the widths of each that are."""
+        for array, widths in zip(stale, valid, strict=True):
+            array.valid = widths
+        backend = self.world.backend
+        timed = backend.asynchronous and not self.capturing and len(self.exchange_spans) < MEASURED
+        begin = backend.mark() if timed and self.is_split else None
+        self._fill_halos(stale)
+        if begin is not None:
+            self.exchange_spans.append((begin, backend.mark()))
+        if self.is_split:
+            self.exchanges += 1
+            self.exchange_bytes = max(self.exchange_bytes, received_bytes(stale))
 
     def _fill_halos(self, stale: Sequence[DistributedArray]) -> None:
         """Fill the halos of arrays: on GPUs by kernels, which graphs can hold."""
@@ -681,8 +753,8 @@ class ProgramRun:
             targets.append(outs[place.number] if array is None else array.interior)
         return targets
 
-    def _compute_chain(self, first: int, outs: Sequence[Array]) -> None:
-        """Compute the stages of the chain that begins with stage `first`, between which no halo is filled."""
+    def _bind_chain(self, first: int, outs: Sequence[Array]) -> None:
+        """Bind the stages of the chain that begins with stage `first`, between which no halo is filled."""
         for number in self._chain_writes[first]:
             array = self.arrays[number]
             if array is not None:
@@ -697,9 +769,10 @@ class ProgramRun:
                 blocks = self._blocks(cells) if isinstance(cells, StageCells) else ()
                 boxes += one.boxes(blocks, self._read(cells), self._targets(one.stage, outs))
             self._bound[key] = self._chain_calls[first].bind(boxes, self.values.row)
-        self._bound[key]()
+        self._add("kernel", self._bound[key])
 
-    def _compute(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
+    def _bind_cells(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
+        """Bind the kernel of a stage."""
         targets = self._targets(stage, outs)
         for place in stage.writes:
             array = None if place.of_output else self.arrays[place.number]
@@ -710,12 +783,12 @@ class ProgramRun:
             read = (self.arrays[place] for place in stage.cells.reads)
             key = number, *map(id, read), *map(id, targets)
             if key not in self._bound:
-                self._bound[key] = self._bind(number, stage, targets)
-            self._bound[key]()
+                self._bound[key] = self._bound_kernel(number, stage, targets)
+            self._add("kernel", self._bound[key])
         if number in self.reducing:
             self.known |= frozenset(self.reducing[number].ahead)
 
-    def _bind(self, number: int, stage: KernelStage, targets: Sequence[Array]) -> Callable[[], None]:
+    def _bound_kernel(self, number: int, stage: KernelStage, targets: Sequence[Array]) -> Call:
         """Return what computes the own cells of a stage's results."""
         region = self._region(stage.cells)
         if isinstance(stage.cells, LevelCells):
@@ -731,6 +804,16 @@ class ProgramRun:
         return self._kernel(number, stage.cells).bind(
             self._blocks(stage.cells), targets, start, self.values.row
         )
+
+    def _bind_expressions(self, number: int, stage: ValueStage) -> None:
+        """Bind arithmetic of values, by functions of arrays."""
+        key = "values", number
+        if key not in self._bound:
+            if self.world.xp is np:
+                self._bound[key] = bind_expressions(stage.nodes, self.values.views)
+            else:
+                self._bound[key] = partial(self._compute_values, stage)
+        self._add("", self._bound[key])
 
     def _compute_values(self, stage: ValueStage) -> None:
         for number, node in stage.nodes:
@@ -772,7 +855,7 @@ class ProgramRun:
             array = self.arrays[place]
             if array is not None and any(map(any, footprint)):
                 array.written()
-        self._exchange(self._read_beside(one.cells))
+        self.exchange(self._read_beside(one.cells))
         xp, start, stop = self.world.xp, self.region.start, self.region.stop
         if not self.region.size:
             return xp.empty((len(points.nodes), 0), points.nodes[0].dtype)
@@ -806,6 +889,8 @@ class ProgramRun:
 
     def _view_partition(self, stage: ReductionStage) -> Partition:
         """Return how the cells that are reduced are split: a cell is on the rank of its position."""
+        if stage in self._views:
+            return self._views[stage]
         reduction, starts, lattice = stage.reduction, [], stage.cells.lattice
         partition = self._levels[lattice]
         for axis, (first, step, length) in enumerate(
@@ -813,7 +898,8 @@ class ProgramRun:
         ):
             cuts = [partition.bounds(axis, part)[0] for part in range(partition.grid[axis])]
             starts.append((0, *(min(max(-(-(cut - first) // step), 0), length) for cut in cuts[1:])))
-        return Partition(reduction.length, self.partition.grid, starts=tuple(starts))
+        self._views[stage] = Partition(reduction.length, self.partition.grid, starts=tuple(starts))
+        return self._views[stage]
 
     def _exact_sum(self, number: int, stage: ReductionStage, view: Partition) -> Any:
         """Return the sum of all cells, rounded once."""
@@ -838,10 +924,12 @@ class ProgramRun:
         world, axes = self.world, stage.reduction.axes
         own, rest = view[world.rank], [axis for axis in axes if axis]
         inner_cut = any(view.grid[axis] > 1 for axis in rest)
-        if inner_cut or not rest or self._loaded(stage) is not None:
+        # Of small arrays, all cells at once, where the order does not change the bits.
+        dtype = stage.reduction.dtype
+        small = math.prod(view.shape) * dtype.itemsize <= SLAB["cpu"] and in_any_order(dtype, ufunc)
+        if inner_cut or not rest or small or self._loaded(stage) is not None:
             return reduce_axes(world, view, axes, self._cells(number, stage, view), ufunc)
         # Reduce all axes but the first, some rows at a time, then the first.
-        dtype = stage.reduction.dtype
         kept = tuple(n for axis, n in enumerate(own.shape) if axis and axis not in rest)
         rows = world.backend.empty((own.shape[0], *kept), dtype)
         for begin, end in self._parts(own, stage):
@@ -865,11 +953,23 @@ class ProgramRun:
 
     def _computed(self, number: int, stage: ReductionStage, begin: Shape, end: Shape) -> Array:
         """Return the cells `begin` to before `end` of those that are reduced."""
+        arrays = [self.arrays[place] for place in stage.cells.reads]
+        key = number, begin, *map(id, arrays)
+        if key not in self._computing:
+            self._computing[key] = *self._bind_computed(number, stage, begin, end), arrays
+        call, cells, _ = self._computing[key]
+        call()
+        return cells
+
+    def _bind_computed(
+        self, number: int, stage: ReductionStage, begin: Shape, end: Shape
+    ) -> tuple[Call, Array]:
+        """Return what computes the cells `begin` to before `end` of those that are reduced, and the cells."""
         reduction, cells = stage.reduction, stage.cells
         shape = tuple(b - a for a, b in zip(begin, end, strict=True))
         region = self._region(cells)
         if 0 in shape or region.size == 0:
-            return self.world.backend.empty(tuple(shape), cells.program.outputs[0].dtype)
+            return do_nothing, self.world.backend.empty(tuple(shape), cells.program.outputs[0].dtype)
         first = tuple(a + j * s for a, j, s in zip(reduction.first, begin, reduction.step, strict=True))
         last = tuple(
             a + (j - 1) * s + 1 for a, j, s in zip(reduction.first, end, reduction.step, strict=True)
@@ -887,23 +987,18 @@ class ProgramRun:
             dimensions = len(self.program.space)
             inner = np.unravel_index(load.component, blocks[0].shape[dimensions:] or (1,))
             index = (*cut, *map(int, inner)) if blocks[0].ndim > dimensions else cut
-            return blocks[0][index][every]
+            return do_nothing, blocks[0][index][every]
         around = tuple(
             slice(a, a + n + low + high)
             for a, n, (low, high) in zip(corner, lengths, cells.widths, strict=True)
         )
-        # The memory, and the kernel bound to it, are kept: parts of one shape share the memory.
+        # Parts of one shape share the memory.
         if (number, lengths) not in self._reduced:
             dtype = cells.program.outputs[0].dtype
             self._reduced[number, lengths] = self.world.backend.empty(lengths, dtype)
         out = self._reduced[number, lengths]
-        key = number, *first, *(id(self.arrays[place]) for place in cells.reads)
-        if key not in self._bound:
-            kernel = self._kernel(number, cells)
-            given = [block[around] for block in blocks]
-            self._bound[key] = kernel.bind(given, [out], first, self.values.row)
-        self._bound[key]()
-        return out[every]
+        given = [block[around] for block in blocks]
+        return self._kernel(number, cells).bind(given, [out], first, self.values.row), out[every]
 
 
 def _first_axes(view: Partition, lengths: Shape, without: Sequence[int]) -> Partition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from meshrun.runner.compiler.compiled import HostKernel, compile_for
 from meshrun.runner.compiler.cpp.host import HostProgram
 from meshrun.runner.compiler.cuda.values import ValueKernel
 from meshrun.runner.compiler.device_kernel import DeviceKernel
+from meshrun.runner.compiler.trace.graph import Node, compute_aloud, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.point_kernel import PointKernel
@@ -36,6 +37,55 @@ def bind_values(
     """
     arguments = *(np.uint64(address_of(one)) for one in arrays), *(() if members is None else (members,))
     return functools.partial(compile_values(kernel), (1,), (kernel.threads, 1), arguments)
+
+
+def bind_expressions(nodes: Sequence[tuple[int, Node]], views: Mapping[int, HostArray]) -> Callable[[], None]:
+    """Return what computes expressions of values on a CPU. nodes: by the number of the value that each is.
+
+    views: of shape (), of each value by number. An expression may read the values of those before it.
+    """
+    calls: list[Callable[[], object]] = []
+    with np.errstate(all="ignore"):
+        for number, wanted in nodes:
+            results: dict[Node, HostArray] = {}
+            for node in in_order([wanted]):
+                if node.op == "scalar":
+                    results[node] = views[node.value]
+                    continue
+                if node.op == "constant":
+                    results[node] = np.asarray(node.value)
+                    continue
+                # NumPy's function writes its result where the next one reads it.
+                operands = [results[one] for one in node.operands]
+                ones = [np.ones_like(one) for one in operands]  # for which every operation has a result
+                result = np.empty_like(compute_aloud(node.op, node.dtype, ones))
+                if node is wanted and result.dtype == views[number].dtype:
+                    result = views[number]
+                function = getattr(np, node.op, None)
+                if isinstance(function, np.ufunc):
+                    calls.append(functools.partial(function, *operands, out=result))
+                else:
+                    calls.append(functools.partial(_compute_into, result, node, operands))
+                results[node] = result
+            if results[wanted] is not views[number]:
+                calls.append(functools.partial(copy_cells, views[number], results[wanted]))
+    return functools.partial(_call_quietly, calls)
+
+
+def _compute_into(result: HostArray, node: Node, operands: Sequence[HostArray]) -> None:
+    result[...] = compute_aloud(node.op, node.dtype, operands)
+
+
+def _call_quietly(calls: Sequence[Callable[[], object]]) -> None:
+    """Make calls without NumPy's warnings."""
+    with np.errstate(all="ignore"):
+        for call in calls:
+            call()
+
+
+def copy_cells(target: Array, source: Array) -> None:
+    """Copy cells. Views of them may be of different dtypes."""
+    target[...] = source
 
 
 def compile_values(kernel: ValueKernel) -> Callable[..., None]:
@@ -83,7 +133,7 @@ class CellKernel:
         its key (`pass_launch.key_of`).
         """
         if 0 in outs[0].shape:
-            return _nothing
+            return do_nothing
         fill: Callable[[], None] = functools.partial(self._fill, blocks, outs, first, scalars)
         if self.kernel is not None:
             fill = self.kernel.bind(blocks, outs, first, scalars)
@@ -129,5 +179,5 @@ def _call_both(one: Callable[[], None], other: Callable[[], None]) -> None:
     other()
 
 
-def _nothing() -> None:
+def do_nothing() -> None:
     """Compute no cells."""

@@ -181,11 +181,12 @@ class LoopRun:
             ]
             for array in self._blocks[output]:
                 poison(array.block)
+        self._list_blocks()
         self._answers = [IterationValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
         # Which values become which of the next iteration.
         moves = [(self._number(output, part), value) for value, output, part in self._fed_values]
-        self._moves = world.backend.empty((len(moves), 2), np.dtype(np.int32))
-        world.backend.upload(np.array(moves, np.int32).reshape(-1, 2), self._moves)
+        self._moves = world.backend.empty((2, len(moves)), np.dtype(np.int64))
+        world.backend.upload(np.array(moves, np.int64).reshape(-1, 2).T.copy(), self._moves)
 
     @cached_property
     def march(self) -> RowMarch | None:
@@ -224,6 +225,18 @@ class LoopRun:
     def keep_blocks(self, outputs: Collection[int]) -> None:
         """Free the blocks, as sweeps take all iterations, but one of each of some outputs."""
         self._blocks = {output: self._blocks[output][:1] for output in outputs}
+        self._list_blocks()
+
+    def _list_blocks(self) -> None:
+        """List the blocks that iterations write, those of each slot: each with the input that it feeds."""
+        feeds, slots = self.stage.loop.feeds, range(self._ahead.slots)
+        self._written = [
+            [(self._target(output, slot), feeds[output]) for output in self._blocks] for slot in slots
+        ]
+        outputs = range(len(self.run.program.outputs))
+        self._outs = [
+            [self._target(n, slot).interior if n in self._blocks else None for n in outputs] for slot in slots
+        ]
 
     @property
     def waits_for_host(self) -> bool:
@@ -346,17 +359,23 @@ class LoopRun:
     def _iterate(self, first: int, batch: int = 1) -> None:
         """Run some iterations, after so many."""
         run, backend = self.run, self.run.world.backend
-        counts = range(first, first + batch)
-        slots = [count % self._ahead.slots for count in counts]
-        answers = [self._answers[slot] for slot in slots]
-        for count, answer in zip(counts, answers, strict=True):
+        slots, answers = [], []
+        for count in range(first, first + batch):
+            slot = count % self._ahead.slots
+            answer = self._answers[slot]
             if answer.mark is not None:  # an earlier iteration may still read its numbers
                 backend.passed(answer.mark)
             self._make_numbers(count, answer.given)
-        targets = [self._target(output, slot) for slot in slots for output in self._blocks]
+            slots.append(slot)
+            answers.append(answer)
         before = run.exchanges
-        self.graphs.issue(targets, partial(self._issue, slots), (*slots,))
-        self._note_written(slots)
+        if backend.asynchronous:
+            targets = [array for slot in slots for array, _ in self._written[slot]]
+            if self.graphs.issue(targets, partial(self._issue, slots), (*slots,)):
+                for slot in slots:
+                    self._note_written(slot)
+        else:
+            self._issue(slots)
         waits = self.stage.loop.again is not None or self.stage.loop.body.tape.slots
         mark = backend.mark() if waits else None
         for n, answer in enumerate(answers, 1):
@@ -368,8 +387,10 @@ class LoopRun:
         tape, numbers = loop.body.tape, loop.numbers
         if numbers.index is not None and numbers.items is not None:
             given[numbers.index] = numbers.items[count]
+        if not (tape.slots or numbers.carried):
+            return
         given.update(self._next)
-        values = tape.numbers(self.run.host.step, given) if tape.slots or numbers.carried else []
+        values = tape.numbers(self.run.host.step, given)
         if tape.slots:
             row[...] = tape.row_of(values)
         # The loops within this iteration still compute with what it has found.
@@ -392,30 +413,25 @@ class LoopRun:
             return False
         return True
 
-    def _note_written(self, slots: Sequence[int]) -> None:
-        """Note what iterations have written. The next one reads what the last one wrote."""
-        for slot in slots:
-            for output in self._blocks:
-                array, feed = self._target(output, slot), self.stage.loop.feeds[output]
-                array.written()
-                if feed is not None:
-                    self.run.arrays[feed] = array
-
     def _issue(self, slots: Sequence[int]) -> None:
         """Issue what iterations compute, and keep their values: also on the host, if these decide."""
         run, loop, backend = self.run, self.stage.loop, self.run.world.backend
         for slot in slots:
+            answer = self._answers[slot]
             if loop.body.tape.slots:
-                run.set_step(self._answers[slot].given)
-            # What is read changes places with what is written.
-            outs = range(len(run.program.outputs))
-            blocks = {output: self._target(output, slot).interior for output in self._blocks}
-            run.take([blocks.get(n) for n in outs])
+                run.set_step(answer.given)
+            run.take(self._outs[slot])
             if run.program.dtypes:
-                answer = self._answers[slot]
                 host = answer.row if loop.again is not None else None
                 backend.keep_row(run.values.row, answer.kept, host, self._moves)
-            self._note_written([slot])
+            self._note_written(slot)
+
+    def _note_written(self, slot: int) -> None:
+        """Note what an iteration has written: the next one reads it."""
+        for array, feed in self._written[slot]:
+            array.written()
+            if feed is not None:
+                self.run.arrays[feed] = array
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]

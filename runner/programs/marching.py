@@ -147,7 +147,7 @@ class RowMarch:
         turns = range(parts) if items.step > 0 else range(parts - 1, -1, -1)
         here = places_within(items, first - self._rows.distance, last - self._rows.distance)
         for turn in turns:
-            run._exchange(halos)  # all ranks, as what has been computed may be another one's halo
+            run.exchange(halos)  # all ranks, as what has been computed may be another one's halo
             if turn == own and run.region.size and here:
                 with run.phases("kernel"):
                     self._compute(items[here.start : here.stop], numbers[here.start : here.stop], arrays)

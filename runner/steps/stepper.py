@@ -372,16 +372,21 @@ class Stepper(StepBlocks[DistributedArray]):
         if self.fused_steps == 1:
             return self.steps_per_exchange
         cycles = passes(steps, self.steps_per_exchange)
-        new = sorted(cycles.keys() - self._prepared)
+        new = sorted({taken for cycle in cycles for taken in self._kernels_of(cycle)} - self._prepared)
         if new:
             with self.phases("prepare"):
-                everyone = self.world.control.allgather([prepare(self, cycle) for cycle in new])
+                everyone = self.world.control.allgather([prepare(self, taken) for taken in new])
             failure = next((reason for own in everyone for reason in own if reason is not None), None)
             if failure is not None:
                 self._take_single_steps(failure)
                 return self.steps_per_exchange
             self._prepared.update(new)
         return max(cycles)
+
+    def _kernels_of(self, cycle: int) -> list[int]:
+        """Return the steps of each kernel between two exchanges, `cycle` in all."""
+        counts = passes(cycle, self.fused_steps)
+        return [taken for taken, kernels in counts.items() for _ in range(kernels)]
 
     def _take_single_steps(self, failure: NotCompiled) -> None:
         if self.must_fuse:
@@ -459,10 +464,13 @@ class Stepper(StepBlocks[DistributedArray]):
         return received_bytes(self._fed_arrays())
 
     def _cycle(self, steps: int, *, last: bool) -> None:
-        """Take the steps up to the next exchange, or those of one kernel."""
+        """Take the steps up to the next exchange."""
         if self.fused_steps > 1:
-            self._take_fused(steps, last)
-            self.done += steps
+            left = steps
+            for taken in self._kernels_of(steps):
+                left -= taken
+                self._take_fused(taken, left, last and left == 0)
+                self.done += taken
             return
         for remaining in reversed(range(steps)):
             self._step(remaining, last and remaining == 0)
@@ -505,7 +513,7 @@ class Stepper(StepBlocks[DistributedArray]):
         self._graphs[key]()
         # A graph changes what is in the blocks; that they change places is done here.
         self.arrays, self.spare = places
-        if (cycles if self.fused_steps > 1 else steps) % 2:
+        if (cycles * len(self._kernels_of(cycle)) if self.fused_steps > 1 else steps) % 2:
             self.swap()
         self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
         self.graph = True
@@ -575,22 +583,23 @@ class Stepper(StepBlocks[DistributedArray]):
         self.swap()
         self.taken += 1
 
-    def _take_fused(self, steps: int, final: bool) -> None:
-        """Take so many steps by one kernel; then make the halos ready along the split axes."""
+    def _take_fused(self, steps: int, remaining: int, final: bool) -> None:
+        """Take so many steps by one kernel, after which `remaining` are taken without an exchange; after the
+        last of these kernels, make the halos ready along the split axes."""
         kernel = self.task.kernel
         assert kernel is not None
         self._take_scalars(steps)
-        if self.overlap and not final:
+        if self.overlap and remaining == 0 and not final:
             targets = self._fed_spare()
             self._overlapped(targets, lambda rows, _: kernel.advance(self, steps, rows=rows))
         else:
             for rows in self._bands() if self.one_copy else [None]:
                 if self.world.backend.asynchronous:
-                    kernel.advance(self, steps, rows=rows)
+                    kernel.advance(self, steps, remaining, rows)
                 else:
                     with self.phases("kernel"):
-                        kernel.advance(self, steps, rows=rows)
-            if final or not self._exchanging:
+                        kernel.advance(self, steps, remaining, rows)
+            if final or remaining or not self._exchanging:
                 pass
             elif self.sending() is not None:
                 self.exchanges += 1
@@ -604,10 +613,13 @@ class Stepper(StepBlocks[DistributedArray]):
         """Return how a kernel of several steps exchanges the halos of the spare blocks; None if it does not.
 
         The exchange ends before cells of a halo are read, in the next kernel: not with single steps, whose
-        halos are complete before any cell is computed, nor beside work on other rows.
+        halos are complete before any cell is computed, nor beside work on other rows. Nor with several
+        kernels between two exchanges: a neighbour may still read or write, in an earlier one of these, the
+        halo that this rank's last one would store.
         """
         halos, kernel = self._device_halos, self.task.kernel
-        possible = self.fused_steps > 1 and kernel is not None and kernel.sends and not self.overlap
+        alone = self.fused_steps > 1 and self.steps_per_exchange <= self.fused_steps
+        possible = alone and kernel is not None and kernel.sends and not self.overlap
         if not possible or not isinstance(halos, DirectHalos):
             return None
         return halos.sending(_blocks_of(self._fed_spare()))

@@ -16,7 +16,15 @@ from meshrun.runner.plan.task import Task
 
 EXCHANGE = 8e-6  # seconds of an exchange between devices, without the time of its bytes
 LINK = 3e11  # bytes per second that a device receives from its neighbours
-STEPS_BETWEEN = (1, 2, 4, 8)  # steps between two exchanges that are considered for kernels of one step
+KERNELS_BETWEEN = (1, 2, 4, 8)  # kernels between two exchanges that are considered
+# The same for volumes and for kernels of several steps, from Cahn-Hilliard of 512^2 and 128^3 and acoustic
+# waves of 128^3 on two H200s.
+SHORT_EXCHANGE = 5e-6  # seconds of an exchange
+LATENCY = 4  # times as long as memory takes for the bytes of a cell: small fields have few threads
+# The least that fewer exchanges must save, as part of the time in which memory reads and writes the fields:
+# kernels of large fields hide exchanges.
+WORTH = 0.1
+HANDED_ON = 2  # steps between two exchanges, at most, with which fields share their blocks: see `_handed_on`
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,7 @@ class StepCounts:
     """How steps are grouped.
 
     per_kernel: steps that one kernel takes at most; 1: each step is a pass of its own. per_exchange: steps
-    between two halo exchanges; where nothing is exchanged, the steps of one kernel. lowered: why
+    between two halo exchanges, of one kernel or several; where nothing is exchanged, of one. lowered: why
     per_exchange is fewer than what was asked for; "" if it is not. handed_on: the fields that share their two
     blocks with another, {before: now}; see `steps.blocks`. Their next values are not written. rivals: the
     choices of the kernel that the run measures (`steps.kernel_trial`), if there are several: the blocks have
@@ -54,10 +62,10 @@ def choose_steps(
 ) -> StepCounts:
     """Return how the steps of a task are grouped.
 
-    asked: steps between two exchanges; 0: as many as one kernel takes, or for kernels of one step on a device
-    as many as take the least time. one_by_one: something is done before each step. one_copy: the fields are
-    in memory once (`steps.blocks`). on_device: blocks are on a GPU. in_chunks: the fields are streamed: each
-    chunk has cells that neighbours compute too, also beyond the array's ends.
+    asked: steps between two exchanges; 0: as many as one kernel takes, or on a device as many kernels as take
+    the least time. one_by_one: something is done before each step. one_copy: the fields are in memory once
+    (`steps.blocks`). on_device: blocks are on a GPU. in_chunks: the fields are streamed: each chunk has cells
+    that neighbours compute too, also beyond the array's ends.
     """
     kernel, grid = task.kernel, task.partition.grid
 
@@ -71,22 +79,26 @@ def choose_steps(
 
     # Those between two exchanges: as asked, or the fastest.
     steps, lowered = asked or fused, ""
-    if not asked and on_device and kernel is not None and fused == 1 and not one_copy and not one_by_one:
-        steps = _fastest_steps(task)
+    limit = _steps_within_halo(task)
+    around = _steps_around(task, fused)
+    several = fused == 1 or (limit > 0 and not one_copy and _can_follow(task))
+    if not asked and on_device and kernel is not None and several and not one_copy and not one_by_one:
+        steps = _fastest_steps(task, fused)
 
     # Fewer if the function, the kernel or the smallest block allows only fewer.
     if one_copy and steps > 1 and kernel is None and "here" in task.job.services:
         steps, lowered = 1, "a function with `here` needs two copies of the fields"
-    if 1 < fused < steps:
+    if fused < steps and not several:
         steps, lowered = fused, f"one kernel takes {fused} steps"
-    limit = _steps_within_halo(task)
     if task.by_side and steps > 1:
         steps, lowered = 1, "the boundary differs by input, axis or side, and the function is not one kernel"
     elif 0 < limit < steps:
         lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
         steps = limit
+    if 0 < around < steps:
+        steps, lowered = around, f"the halo of {steps} steps reaches around the array"
     between = steps if limit or fused > 1 else 1
-    single = fused == between == 1 and not one_copy and not in_chunks
+    single = fused == 1 and between <= HANDED_ON and not one_copy and not in_chunks
     rivals: tuple[Choice, ...] = ()
     if kernel is not None and fused == between > 1 and not (asked or one_copy or in_chunks):
         rivals = tuple(one for one in kernel.rivals if not 0 < limit < one.steps)
@@ -98,8 +110,10 @@ def choose_steps(
 def _handed_on(task: Task) -> Mapping[int, int]:
     """Return the fields that share their two blocks with another if steps are passes of their own.
 
-    With several steps between two exchanges, their halos are exchanged, too. Series are computed after the
-    step, of what the fields were.
+    The halo of `before` is not exchanged. A step reads it only at the cells that it computes. Those of the
+    first of two steps between two exchanges were computed by the first of the two steps before, or exchanged
+    as `now`. The first of three steps would read more. Series are computed after the step, of what the fields
+    were.
     """
     if task.kernel is None or not task.fills_in_place:
         return {}
@@ -128,28 +142,59 @@ def _steps_within_halo(task: Task) -> int:
     return min(limits, default=0)
 
 
-def _fastest_steps(task: Task) -> int:
-    """Return the steps between two exchanges that take the least time, as predicted, for steps of a device.
+def _can_follow(task: Task) -> bool:
+    """Return whether a kernel of several steps can follow another without an exchange.
+
+    The first one must also compute cells that the second one needs of neighbours. On a device these are rows.
+    """
+    kernel = task.kernel
+    assert kernel is not None
+    return not kernel.takes_rows or (kernel.first_steps == 0 and max(task.partition.grid[1:], default=1) == 1)
+
+
+def _steps_around(task: Task, fused: int) -> int:
+    """Return the most steps between two exchanges for which a kernel of `fused` steps computes fewer rows
+    than an array has whose ends meet: it takes as many rows for the whole array. 0: no limit.
+    """
+    kernel, parts, width = task.kernel, task.partition.grid[0], sum(task.widths[0])
+    if kernel is None or not kernel.takes_rows or fused == 1 or parts == 1 or not width:
+        return 0
+    return fused + (task.shape[0] - -(-task.shape[0] // parts) - 1) // width if task.wraps_along(0) else 0
+
+
+def _fastest_steps(task: Task, fused: int) -> int:
+    """Return the steps between two exchanges that take the least time, as predicted, on a device.
+
+    fused: steps of a kernel.
 
     An exchange takes `EXCHANGE` seconds beside the time of its bytes. For more steps these are as many times
     more, and more than that of a field of which a single step reads own cells only. With `steps` between two
-    exchanges, each step computes (steps - 1) / 2 layers more per cell of the halo along each axis that is
-    split. In a volume those layers cost more than exchanges save, at any size that was measured.
+    exchanges, a kernel computes (steps - fused) / 2 layers more per cell of the halo along each axis that is
+    split. They are fewer than the block's own, so that an exchange may overlap with work.
     """
-    region = task.partition[0]
-    if len(region.shape) > 2:
-        return 1
+    region, kernel = task.partition[0], task.kernel
+    assert kernel is not None
+    # Kernels over one axis or three were not measured. Those with rivals take so long that they hide
+    # exchanges.
+    if fused > 1 and (len(region.shape) != 2 or kernel.rivals):
+        return fused
     moved = task.input_bytes(region) + task.result_bytes(region)
-    extra = 0.0
+    extra, most = 0.0, _steps_within_halo(task)
     for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):
-        if parts > 1 and length:
+        if parts > 1 and length and width != (0, 0):
             extra += sum(width) * moved / length / DEVICE_MEMORY
+            most = min(most, (length - 1) // sum(width))
+    exchange, least, kept = EXCHANGE, 0.0, _handed_on(task) if fused == 1 else ()
+    if fused > 1 or len(region.shape) > 2:
+        exchange, least, extra = SHORT_EXCHANGE, WORTH * moved / DEVICE_MEMORY, LATENCY * extra
 
     def seconds(steps: int) -> float:
-        received = halo_bytes(task, region, steps)
-        return (EXCHANGE + received / LINK) / steps + (steps - 1) / 2 * extra
+        received = halo_bytes(task, region, steps, kept if steps <= HANDED_ON else ())
+        return (exchange + received / LINK) / steps + (steps - fused) / 2 * extra
 
-    return min(STEPS_BETWEEN, key=seconds)
+    choices = [fused * kernels for kernels in KERNELS_BETWEEN if kernels == 1 or fused * kernels <= most]
+    best = min(choices, key=seconds)
+    return best if seconds(fused) - seconds(best) > least else fused
 
 
 def _mirrors_from_afar(task: Task) -> bool:

@@ -205,8 +205,11 @@ def _axis_pass(source: Array, out: Array, axis: int, inverse: bool, kept: dict[A
         execute = line_batches(one.length, one.cells, one.strides, one.batch, one.distances, dtypes, inverse)
     kept[key] = execute
 
+    # A view takes CuPy about as long as a launch.
+    ends = [(source[start], out[start]) for start in batches.starts]
+
     def transform() -> None:
-        for start in batches.starts:
-            execute(source[start], out[start])
+        for first, result in ends:
+            execute(first, result)
 
     return transform

@@ -24,6 +24,7 @@ from meshrun.runner.errors import RunError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps import steps_per_kernel
 from meshrun.runner.system.launcher import detect_launcher
 from meshrun.runner.world.world import World, open_world
 
@@ -91,6 +92,42 @@ def same(world: World, found: Path, expected: Any) -> None:
         np.testing.assert_array_equal(np.load(found), expected)
 
     world.on_root(compare)
+
+
+@meshrun.map_blocks(halo=(4, 1, 1), boundary="wrap", outputs=("after", "old"), feeds=("now", "before"))
+def wave(now: Any, before: Any) -> Any:
+    """A leapfrog scheme in a volume."""
+    own = now[4:-4, 1:-1, 1:-1]
+    return 3 * now[8:, 1:-1, 1:-1] + 5 * now[2:-6, 2:, :-2] + own - before[4:-4, 1:-1, 1:-1], own
+
+
+@meshrun.map_blocks(halo=((2, 1), (1, 1)), boundary="reflect", outputs=2)
+def pair(block: Any, other: Any) -> Any:
+    """Two fields of a plane."""
+    own = block[2:-1, 1:-1] + 3 * other[:-3, 2:]
+    return own, block[3:, :-2] - other[2:-1, 1:-1]
+
+
+@pytest.mark.parametrize("halo", HALOS)
+@pytest.mark.parametrize("every", [None, 2, 13])
+@pytest.mark.parametrize(("job", "shape"), [(wave, (90, 40, 50)), (pair, (301, 215))])
+def test_small_fields_exchange_seldom(
+    world: World, folder: Path, job: Any, shape: tuple[int, ...], every: int | None, halo: Any
+) -> None:
+    """Several kernels between two exchanges, two steps that hand a field on, graphs of both, remainders."""
+    random = np.random.default_rng(7)
+    fields = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
+    inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
+    world.on_root(lambda: [np.save(path, field) for path, field in zip(inputs, fields, strict=True)] and None)
+    steps = StepOptions(150, steps_per_exchange=every, halo=halo, until=-1.0, every=70)
+    options = Options(device="cuda", fuse="require", grid=str(world.size), steps=steps, oversubscribe=True)
+    record = run(job, inputs, outputs, {}, options, world=world)
+    assert record["steps"]["steps_per_exchange"] > 1
+    expected = list(fields)
+    for _ in range(150):
+        expected = list(job.function(*(padded(field, job.halo, job.boundary) for field in expected)))
+    for path, field in zip(outputs, expected, strict=True):
+        same(world, path, field)
 
 
 @pytest.mark.parametrize("halo", HALOS)
@@ -234,6 +271,7 @@ def test_a_dead_neighbour_is_named(
 ) -> None:
     """Rank 0 leaves its exchanges out, or its kernels of several steps tell nobody that they have ended."""
     monkeypatch.setattr(direct, "PATIENCE", 2.0)
+    monkeypatch.setattr(steps_per_kernel, "KERNELS_BETWEEN", (1,))
     sending, original = DirectHalos.sending, DirectHalos.check
     nowhere, raised = cupy.zeros(1, np.uint64), []
 

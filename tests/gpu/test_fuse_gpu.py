@@ -144,7 +144,7 @@ def test_tiles_of_a_volume_take_the_steps_of_numpy(dtype: str, boundary: str) ->
     for choice in (*choices(program, [0]), *tiles):
         taken = step_tuning.ChosenKernel(choice, "predicted")
         kernel = DeviceKernel(program, ((1, 1),) * 3, feeds=(0,), boundary=boundary, choice=taken)
-        mode = {"reflect": "symmetric"}.get(boundary, boundary)
+        mode: Any = {"reflect": "symmetric"}.get(boundary, boundary)
         wanted = field
         for _ in range(choice.steps):
             wanted = cube(np.pad(wanted, 1, mode))

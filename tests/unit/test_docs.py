@@ -53,6 +53,7 @@ DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 LESSONS = sorted(path for room in ("tutorials", "coming-from") for path in (DOCS / room).glob("*.md"))
 SIDES = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], "float32")[..., None]
+VERDICTS = ("index.md", "validate.md", "tutorials/sick-cluster.md")  # pages that show the one of FAULT
 FAULT = "meshrun validate --simulate hosts=16,gpus=8,fault=nic:h3:1:0.6"
 
 
@@ -406,7 +407,7 @@ def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "cooled.npy"), plate, rtol=1e-3)
     assert len(frames_of(tmp_path / "cooling.webp")) == 11
     verdict = commands[FAULT].stdout.splitlines()[0]
-    for page in (ROOT / "README.md", DOCS / "validate.md", DOCS / "tutorials" / "sick-cluster.md"):
+    for page in (ROOT / "README.md", *(DOCS / name for name in VERDICTS)):
         assert re.findall(r"^CRITICAL: .*", page.read_text(), re.MULTILINE) == [verdict], page.name
 
 
@@ -848,8 +849,8 @@ def test_the_rows_of_overlap_are_those_of_their_record() -> None:
 
 def test_the_page_on_kernels_has_the_steps_that_one_kernel_takes() -> None:
     text = " ".join((DOCS / "fusing.md").read_text().split())
-    assert f"memory is read and written once in up to {MOST_STEPS} steps" in text
-    assert f"{steps_in_cache(2)} steps a call ({steps_in_cache(3)} over three axes)" in text
+    assert f"| GPU, one or two axes | up to {MOST_STEPS} |" in text
+    assert f"| CPU | {steps_in_cache(2)}; {steps_in_cache(3)} over three axes |" in text
 
 
 @pytest.mark.parametrize(
@@ -873,3 +874,8 @@ def test_the_commands_of_the_page_on_airflow_are_accepted() -> None:
         check_words(root_command, shlex.split(line))
     with pytest.raises(click.UsageError):
         check_words(root_command, [*shlex.split(commands[0]), "--reynold", "3"])
+
+
+def test_the_bars_of_the_first_page_are_those_of_the_records() -> None:
+    drawn = load(DOCS / "rates.py").drawing()
+    assert (DOCS / "images" / "rates.svg").read_text() == drawn, "type: python docs/rates.py"

@@ -40,9 +40,10 @@ exchange, as arrived[r] then says nothing of the interior of the step, and where
 after the exchange that follows it, for rows of series.
 
 Kernels of several steps may exchange halos along axis 0 themselves (`sending`, runner/compiler/kernels/
-sending_2d.cuh), if only that axis is split. Near a side are the strips that compute one of the `Sending.rows`
-rows next to it: all that read rows of the halo there or compute rows that the neighbour needs. In kernel n =
-1, 2, ..., a strip of r near its side to p
+sending_2d.cuh), if only that axis is split and each kernel exchanges: others would use halos into which a
+neighbour stores. Near a side are the strips that compute one of the `Sending.rows` rows next to it: all that
+read rows of the halo there or compute rows that the neighbour needs. In kernel n = 1, 2, ..., a strip of r
+near its side to p
 
     1. waits, before it reads, for arrived[side] >= (n - 1) E in r's page: all strips of p near r have ended
        their kernel n - 1;

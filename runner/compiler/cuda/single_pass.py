@@ -81,14 +81,15 @@ class Description:
     stores: int
     operations: float
     bytes: int
+    sweep: bool
 
 
 @dataclass(frozen=True, eq=False)
 class PassKernel:
     """A kernel's text and the shape of its tiles and blocks.
 
-    source: for NVRTC; includes only <cuda_fp16.h>. tile: cells that a thread computes, per grid axis. march,
-    sweep: whether it does so in a loop along the first axis, or along the last one. threads: of a block,
+    source: for NVRTC; includes only <cuda_fp16.h>. tile: cells that a thread computes, per grid axis. march:
+    whether it does so in a loop along the first axis. threads: of a block,
     along the last grid axis and the one before. apart: whether operands of the same dtype may have different
     pitches. wide: whether an operand may have more than `MOST_NARROW` elements. corners: for each input, the
     row that its pointer is of, relative to that of the first own cell. It is the first one that a thread
@@ -100,7 +101,6 @@ class PassKernel:
     program: Program = field(repr=False)
     tile: Shape
     march: bool | SharedPlanes
-    sweep: bool
     threads: tuple[int, int]
     apart: bool
     wide: bool
@@ -211,7 +211,7 @@ def emit(
     ):
         text = text.replace(mark, instead)
     return PassKernel(
-        text, program, tile, body.march, sweep, threads, apart, wide, body.corners, body.description, part
+        text, program, tile, body.march, threads, apart, wide, body.corners, body.description, part
     )
 
 
@@ -431,6 +431,7 @@ class _Body:
             stores=len(results),
             operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
+            sweep=self._turns > 1,
         )
 
     def _make_tile(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +113,26 @@ class Inner:
     length: int
 
 
+class ItemRow(int):
+    """The position of a row that a loop picks by its number, in the iteration that is traced.
+
+    moves: the number of the tape that is the loop's item, and how many rows ahead the row is in the next one.
+    """
+
+    moves: tuple[int, int]
+
+    @classmethod
+    def of(cls, position: int, number: int, step: int) -> ItemRow:
+        row = cls(position)
+        row.moves = number, step
+        return row
+
+
+def move_together(one: int, other: int) -> bool:
+    """Return whether two positions are as far apart in every iteration of the loops that are traced."""
+    return getattr(one, "moves", None) == getattr(other, "moves", None)
+
+
 Axis = Along | Inner | Listed
 
 
@@ -129,6 +150,22 @@ class Storage:
         self.nodes, self.extents, self.origin, self.changed = nodes, dict(extents), origin, False
         self.line = 0
         self.born = next(self.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenMemory:
+    """Memory of a variable that a branch binds to one array or else to another: `x = u if condition else v`.
+
+    first, second: memory of these arrays. chosen: memory of the variable, which is the first where the
+    condition is true, else the second: what is written to one of the three is written to the others. It is
+    forgotten with the last name of the variable's memory.
+    """
+
+    condition: Node
+    first: Storage
+    second: Storage
+    chosen: weakref.ref[Storage]
+    line: int
 
 
 @dataclass
@@ -168,12 +205,41 @@ class Tracing(TracedCall):
         # Of iterations that are traced: the memory that they write, as it was.
         self.journals: list[dict[Storage, tuple[list[Node], bool, int]]] = []
         self.item_rows: Any = None  # of loops that are traced, `between.item_rows.ItemRows`
+        self.chosen: list[ChosenMemory] = []  # by branches on values
         self.has_inner = False  # whether inputs have axes that are none of space
 
     def note_write(self, storage: Storage) -> None:
         """Note memory as it is before it is written."""
         for journal in self.journals:
             journal.setdefault(storage, (list(storage.nodes), storage.changed, storage.line))
+
+    def note_written(self, storage: Storage, passed: tuple[ChosenMemory, ...] = ()) -> None:
+        """Let memory that may be the same as some that has been written have what it has.
+
+        passed: by which it is known to be the same already.
+        """
+        for one in self.chosen:
+            chosen = one.chosen()
+            if chosen is None or one in passed or storage not in (one.first, one.second, chosen):
+                continue
+            if storage is chosen:
+                self._write(one, one.first, chosen, one.first)
+                self.note_written(one.first, (*passed, one))
+                self._write(one, one.second, one.second, chosen)
+                self.note_written(one.second, (*passed, one))
+            else:
+                self._write(one, chosen, one.first, one.second)
+                self.note_written(chosen, (*passed, one))
+
+    def _write(self, by: ChosenMemory, target: Storage, first: Storage, second: Storage) -> None:
+        """Write to memory what one has where a condition is true, and another where it is false."""
+        self.note_write(target)
+        sides = ((first, True), (second, False))
+        known = [[assumed(node, {by.condition: true}) for node in side.nodes] for side, true in sides]
+        target.nodes[:] = [
+            self.graph.operation("where", one.dtype, [by.condition, one, other], by.line)
+            for one, other in zip(*known, strict=True)
+        ]
 
     def lift(self, array: np.ndarray[Any, Any]) -> Whole:
         """Return an array of NumPy's, of which nothing tells where its axes lie, as a traced array."""
@@ -229,13 +295,17 @@ class Tracing(TracedCall):
         traced._plain = plain if array.size > 1 else None
         return traced
 
-    def aligned(self, operands: Sequence[Whole]) -> tuple[Alignment, list[Nodes]]:
+    def aligned(self, operands: Sequence[Whole], *, to_first: bool = False) -> tuple[Alignment, list[Nodes]]:
         """Bring operands to the places of the first that has an axis; return the result's axes and their
         nodes.
 
+        to_first: whether rows are brought to that of the first operand, rather than to one that moves.
         Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
         does.
         """
+        axes = _same_axes(operands)
+        if axes is not None:  # as of most operands: nothing is moved
+            return Alignment([*axes]), [one.read() for one in operands]
         shape = np.broadcast_shapes(*(one.shape for one in operands))
         operands = [self._beside(one, operands) for one in operands]
         operands = _in_order(operands)
@@ -267,9 +337,13 @@ class Tracing(TracedCall):
             layout.axes.append(reference)
             for move, axis in along:
                 move.along(axis, reference)
-        for move in moves:
-            if move.operand._fixed:
-                move.fix(layout)
+        fixed = [move for move in moves if move.operand._fixed]
+        if not to_first:
+            fixed.sort(
+                key=lambda move: not any(isinstance(at, ItemRow) for at in move.operand._fixed.values())
+            )
+        for move in fixed:
+            move.fix(layout)
         if layout.fixed:
             for move in moves:
                 move.check(layout)
@@ -553,7 +627,8 @@ class Whole(TracedArray):
             if isinstance(axis, Inner):
                 inner.append(at)
             else:
-                fixed[axis.axis] = axis.first + axis.step * (at % axis.length)
+                place = axis.first + axis.step * (at % axis.length)
+                fixed[axis.axis] = ItemRow.of(place, *at.moves) if isinstance(at, ItemRow) else place
         cells = self._cells[tuple(inner)] if inner else self._cells
         view = np.asarray(cells)
         return Whole(self._recorder, self._storage, tuple(axes), fixed, view, self.dtype, self._part)
@@ -566,7 +641,7 @@ class Whole(TracedArray):
         """Return the index of one element along an axis."""
         rows = self._recorder.item_rows
         if isinstance(item, Timed) and isinstance(axis, Along) and axis.step == 1 and rows is not None:
-            row: int | None = rows.position(item, axis.length)
+            row: ItemRow | None = rows.position(item, axis.length)
             if row is not None:
                 return row
         return operator.index(item)
@@ -596,7 +671,7 @@ class Whole(TracedArray):
             raise ValueError(
                 f"could not broadcast input array from shape {given.shape} into shape {target.shape}"
             )
-        layout, (_, nodes) = recorder.aligned([target, given])
+        layout, (_, nodes) = recorder.aligned([target, given], to_first=True)
         if tuple(layout.axes) != target._axes:
             raise NotTraceable("writes cells of a field into an array that has no axis of it")
         if given._is_within_space and not self._is_within_space:
@@ -621,6 +696,7 @@ class Whole(TracedArray):
                 del known[condition]
                 chosen = graph.operation("where", old.dtype, (condition, chosen, kept), line)
             storage.nodes[cell] = chosen
+        recorder.note_written(storage)
         if not storage.changed:
             storage.changed, storage.line = True, line
 
@@ -734,6 +810,15 @@ def _fits(shape: Shape, target: Shape) -> bool:
         return False
 
 
+def _same_axes(operands: Sequence[Whole]) -> tuple[Axis, ...] | None:
+    """Return the axes of operands that are along the same cells of space, or are values; else None."""
+    axes = next((one._axes for one in operands if one._axes), ())
+    if not all(one._axes in (axes, ()) and not one._fixed and one._plain is None for one in operands):
+        return None
+    along = {axis.axis for axis in axes if isinstance(axis, Along)}
+    return axes if len(along) == len(axes) else None
+
+
 def _in_order(operands: Sequence[Whole]) -> Sequence[Whole]:
     """Return operands that have no axis of few cells reversed, if others of them have it in order."""
     found = list(operands)
@@ -819,7 +904,10 @@ class _Moves:
             return
         for axis, at in fixed.items():
             if axis in layout.fixed:
-                self.shift[axis] = at - layout.fixed[axis]
+                if move_together(at, layout.fixed[axis]):
+                    self.shift[axis] = at - layout.fixed[axis]
+                elif self.varies(axis):
+                    self.nodes = one_row(self.operand._recorder, self.nodes, axis, at)
             elif not layout.has(axis):
                 layout.fixed[axis] = at
 
@@ -837,6 +925,31 @@ class _Moves:
         renamed = graph.renamed(self.nodes.ravel(), self.names)
         nodes.ravel()[:] = self.operand.moved(renamed, tuple(self.shift))
         return nodes
+
+
+def one_row(recorder: Tracing, nodes: Nodes, axis: int, at: int) -> Nodes:
+    """Return the values at one position along an axis as values that all positions along it share."""
+    graph, space, line = recorder.graph, recorder.space, recorder.line()
+    condition = graph.inside(axis, at, at + 1)
+    zero, ones = (0,) * len(space), (1,) * len(space)
+
+    def of(node: Node) -> Node:
+        kind = node.dtype
+        if kind.kind == "c":
+            real = real_dtype(kind)
+            parts = [of(graph.operation(part, real, [node], line)) for part in ("real", "imag")]
+            return graph.operation("complex", kind, parts, line)
+        if kind.kind == "b":
+            small = graph.operation("cast", np.dtype(np.uint8), [node], line)
+            return graph.operation("cast", kind, [of(small)], line)
+        lowest = graph.constant(-np.inf if kind.kind == "f" else np.iinfo(kind).min, kind)
+        cell = graph.operation("where", kind, [condition, node, lowest], line)
+        return graph.reduced_array(Reduction("maximum", (cell,), kind, zero, ones, space, (axis,), line))
+
+    found = np.empty(nodes.shape, object)
+    for place, node in np.ndenumerate(nodes):
+        found[place] = of(node) if graph.varies([node], axis) else node
+    return found
 
 
 def taken(operand: Whole) -> Nodes:

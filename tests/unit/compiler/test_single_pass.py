@@ -269,12 +269,12 @@ def test_cells_of_a_row_made_one_after_the_other_are_the_same(
 
 def test_results_of_a_sweep_take_the_place_of_what_was_read() -> None:
     kernel = emit(example("lattice", "float16"))
-    assert (kernel.sweep, kernel.tile) == (True, (1, 4))
+    assert (kernel.description.sweep, kernel.tile) == (True, (1, 4))
     assert "uint32 words" not in kernel.source.partition("__global__")[2]
     assert "uint32 words" in emit(example("heat", "float16"), tile=(1, 4), sweep=True).source
-    assert not emit(example("lattice", "float16"), lengths=(9, 1)).sweep
-    assert not emit(example("lattice", "float32")).sweep
-    assert not emit(example("heat", "float16")).sweep  # without branches
+    assert not emit(example("lattice", "float16"), lengths=(9, 1)).description.sweep
+    assert not emit(example("lattice", "float32")).description.sweep
+    assert not emit(example("heat", "float16")).description.sweep  # without branches
 
 
 def test_a_kernel_has_the_same_text_each_time() -> None:
@@ -341,6 +341,15 @@ def test_marches_through_small_volumes_have_more_threads() -> None:
     found = [choose_tile(cube, lengths=(planes, 128, 128)) for planes in (128, 64, 32, 16)]
     assert found == [(8, 2, 2), (8, 2, 2), (8, 2, 1), (8, 1, 1)]
     assert choose_tile(small, lengths=(16, 128, 128)) == (8, *choose_tile(small)[1:])  # of whole words
+
+
+@pytest.mark.parametrize(
+    ("planes", "march"), [(60, 8), (64, 8), (65, 9), (68, 9), (76, 10), (96, 12), (97, 8), (128, 8)]
+)
+def test_blocks_of_a_small_volume_run_at_once(planes: int, march: int) -> None:
+    """Each block of eight layers has a processor: more planes of each are faster than a ninth layer."""
+    tile = choose_tile(example("diffusion3d", "float32", 3), lengths=(planes, 128, 128))
+    assert tile[0] == march
 
 
 def test_small_fields_that_stay_in_the_cache_have_more_threads() -> None:

@@ -279,6 +279,25 @@ def test_threads_make_whole_rows_of_a_volume_where_memory_is_what_they_wait_for(
     assert chosen == [True, False, False]
 
 
+def test_threads_march_where_planes_share_much_of_what_they_read() -> None:
+    def directions(x: Any, r: Any, p: Any) -> Any:
+        q = minus_neighbours(p)
+        r = r - 2 * q
+        return x + 2 * p, r, r + 3 * p
+
+    def shifted(u: Any) -> Any:  # several planes, none of which two threads read
+        return np.roll(u, 1, 0) + 1
+
+    one = whole.field(16, 16, 16)
+    for function, arrays, outputs, expected in (
+        (minus_neighbours, [one], ("q",), True),
+        (directions, [one] * 3, ("x", "r", "p"), False),
+        (shifted, [one], ("v",), False),
+    ):
+        program = whole.traced(function, arrays, outputs).program
+        assert pass_tile.marches(interior(program)) is expected
+
+
 @needs_compiler
 @pytest.mark.parametrize("tile", [(3, 1, 2), (2, 2, 1)])
 def test_threads_that_march_make_whole_rows(tile: Shape, tmp_path: Path) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from fused import GXX
 
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole import graph
 from meshrun.runner.compiler.whole.between import control_flow
+from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.stages import StagedProgram
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.world.world import open_world
 from tests.facts.looping_programs import LoopingPrograms, compiled
 from tests.facts.program_runs import plain, planned, run_program
 from tests.facts.reducing_steps import five_points
@@ -320,6 +327,44 @@ def not_a_number(p, b):
     return p, b
 
 
+# A variable that is one array or another: what is written to one name is written to the other.
+
+
+def another_name(p, b):
+    x = p if p.max() > 1 else b
+    p += 1
+    y = p if p.max() > 1000 else b
+    y[1:] *= 0.5
+    return x * 2 + p, b - y
+
+
+def another_name_in_an_if(p, b):
+    x = b
+    if p.max() > 1000:
+        x = p
+    x[1:] += 1
+    b[0] = x[-1] + 2
+    return p, x
+
+
+def another_name_in_a_loop(p, b):
+    x = p if b.max() > 1 else b
+    for _ in range(7):
+        x[1:-1] = 0.5 * (p[2:] + b[:-2])
+        p[0] = x[1]
+        y = x if p[3, 3] > 0.5 else b
+        y *= 0.9
+    return p, b * x
+
+
+def names_that_change_places(p, b):
+    for _ in range(9):
+        if p[0, 0] > 1:
+            p, b = b, p
+        p[0] += 1
+    return p, b
+
+
 CONDITIONS: dict[str, Any] = {
     one.__name__: one
     for one in (
@@ -334,6 +379,10 @@ CONDITIONS: dict[str, Any] = {
         copied_in_a_branch,
         never,
         not_a_number,
+        another_name,
+        another_name_in_an_if,
+        another_name_in_a_loop,
+        names_that_change_places,
     )
 }
 
@@ -651,3 +700,64 @@ def test_what_may_be_an_array_of_shape_nothing_or_a_scalar_is_not_changed_in_pla
     with pytest.raises(NotTraceable, match="changes in place what is an array of shape") as failure:
         planned(compiled(text), [field(7, 6), np.array(0.25)], ("out",))
     assert failure.value.line == 4
+
+
+# What an iteration costs the host
+
+
+def descent(b, *, n: int = 1):
+    x, r = np.zeros_like(b), b.copy()
+    p, rr = r.copy(), np.sum(r * r)
+    for _ in range(n):
+        q = 4 * p
+        q[1:] -= p[:-1]
+        q[:-1] -= p[1:]
+        alpha = rr / np.sum(p * q)
+        x += alpha * p
+        r -= alpha * q
+        before, rr = rr, np.sum(r * r)
+        p = r + rr / before * p
+    return x
+
+
+def largest(u, *, n: int = 1):
+    for _ in range(n):
+        v = u.copy()
+        v[1:] += u[:-1] / np.max(np.abs(u))
+        u = v / 2
+    return u
+
+
+@pytest.mark.skipif(GXX is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("function", "most"), [(descent, 75), (largest, 90)])
+def test_an_iteration_calls_few_functions(function: Any, most: int) -> None:
+    """On blocks that have been used, an iteration is a list of calls that are bound to them."""
+    counts = {}
+    for n in (10, 30):
+        program = planned(function, [field(12, 9)], ("x",), n=n)
+        counts[n] = python_calls(program, field(12, 9))
+    assert counts[30] - counts[10] < 20 * most
+
+
+def python_calls(program: StagedProgram, cells: Any) -> int:
+    """Return how many functions of Python one rank calls in a run of a program of one input."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    world = open_world("cpu")
+    run = ProgramRun(world, program, (1, 1), Phases(None), compiled=True)
+    assert run.prepare() == []
+    plan = run.plans[0]
+    assert plan is not None
+    array = empty_array(world, plan, cells.dtype)
+    array.interior[...] = cells
+    run.arrays[0] = array
+    sys.setprofile(count)
+    try:
+        run.take([np.empty(cells.shape, cells.dtype)])
+    finally:
+        sys.setprofile(None)
+    return calls

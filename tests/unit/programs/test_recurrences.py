@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from meshrun.runner.programs.kernel import CellKernel
 from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.marching import places_within
 from meshrun.runner.programs.stages import LoopStage
-from tests.facts.program_runs import planned, run_program
+from tests.facts.looping_programs import compiled
+from tests.facts.program_runs import plain, planned, run_program
 
 
 def along_rows(u, b):
@@ -77,7 +79,34 @@ def a_row_that_is_left(u, b):
     return u
 
 
-# Their iterations are not alike, and are traced one by one.
+def every_third(u, b):
+    for i in range(1, u.shape[0]):
+        if i % 3 == 0:
+            u[i] = u[i - 1]
+        else:
+            u[i] = 0.5 * u[i - 1] + b[i]
+    return u
+
+
+def by_cases(u, b):
+    for i in range(1, u.shape[0] - 1):
+        row = b[i] if i % 2 and i > 3 else u[i]
+        if i == 4:
+            continue
+        if i < 3:
+            u[i] += row
+        elif i % 4 == 1:
+            u[i - 1] = u[i] - row
+        b[i] = 0.3 * u[i - 1] + row
+    return u - b
+
+
+def now_and_then(u, b):
+    for i in range(1, u.shape[0]):
+        u[i] = 0.5 * u[i - 1] + b[i]
+        if i % 4 == 0:
+            b = 0.9 * b + 0.1 * u
+    return u + b
 
 
 def a_fixed_row(u, b):
@@ -93,12 +122,25 @@ def mirrored(u, b):
     return u
 
 
-def every_third(u, b):
-    for i in range(1, u.shape[0]):
-        if i % 3 == 0:
-            u[i] = u[i - 1]
-        else:
-            u[i] = 0.5 * u[i - 1] + b[i]
+def of_a_fixed_row(u, b):
+    for j in range(1, u.shape[1]):
+        u[:, j] = 0.5 * u[:, j - 1] + b[:, 3] * u[:, 0]
+    return u
+
+
+def mirrored_twice(u, b):
+    n = u.shape[0]
+    c = b + 1j * u
+    for i in range(n - 2, 0, -1):
+        row = u[i + 1] + 0.5 * u[n - 1 - i] - b[n - 1 - i]
+        u[n - i] = row + u[2] - (b[n - 1 - i] > b[1])
+        c[i] = c[n - 1 - i] * 0.5 + c[i + 1]
+    return u * c
+
+
+def every_second(u, b):
+    for i in range(1, u.shape[0] // 2):
+        u[2 * i] = 0.5 * u[2 * i - 2] + u[i] + b[2 * i + 1]
     return u
 
 
@@ -110,13 +152,13 @@ def around_the_end(u, b):
 
 ALIKE = (
     along_rows, along_columns, backward, thomas, by_the_number, neighbours, whole_field_too,
-    a_row_that_is_left, around_the_end,
+    a_row_that_is_left, around_the_end, every_third, by_cases, now_and_then, a_fixed_row, of_a_fixed_row,
+    mirrored, mirrored_twice, every_second,
 )  # fmt: skip
-OTHERS = a_fixed_row, mirrored, every_third
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (3, 1), (1, 2)])
-@pytest.mark.parametrize("function", [*ALIKE, *OTHERS])
+@pytest.mark.parametrize("function", ALIKE)
 def test_a_recurrence_has_the_bits_of_numpy(function: Any, grid: tuple[int, int]) -> None:
     noise = np.random.default_rng(0)
     u, b = noise.random((11, 8)), noise.random((11, 8))
@@ -131,6 +173,51 @@ def test_some_ranks_may_have_no_cells(compiled: bool) -> None:
     program = planned(along_columns, [u, b], ["out"])
     (found,) = run_program(program, [u, b], (3, 1), compiled=compiled)
     assert np.array_equal(found, along_columns(u.copy(), b.copy()))
+
+
+def random_rows(seed: int) -> str:
+    """Return a random function whose loop computes rows."""
+    pick = random.Random(seed)
+    rows = ["i", "i", "i - 1", "i - 1", "i + 1", "n - 1 - i", "n - i", "2", "0", "-1"]
+    tests = ["i % 3", "i % 2 == 0 and i > 3", "i < 5 or i == 7", "not i % 4"]
+
+    def row() -> str:
+        return f"{pick.choice('ubc')}[{pick.choice(rows)}]"
+
+    def statement() -> str:
+        return pick.choice(
+            (
+                f"{row()} = {pick.choice(('0.5', '-0.25', 'w'))} * {row()} + {row()}",
+                f"{row()} {pick.choice('+-')}= 0.5 * {row()}",
+                f"{row()} = np.maximum({row()}, {row()})",
+                f"r = {row()} - {row()}\n        {row()} = 0.5 * r",
+                f"x = u if {pick.choice(tests)} else b\n        x[i] = 0.5 * {row()}",
+                f"if {pick.choice(tests)}:\n            {row()} = {row()} - 0.5 * {row()}",
+                f"if {pick.choice(tests)}:\n            b[i] = c[i]\n        else:\n            {row()} *= 2",
+                "w = 0.9 * w + 0.01 * i",
+            )
+        )
+
+    lines = "\n        ".join(statement() for _ in range(pick.randint(1, 5)))
+    items = pick.choice(("1, n - 1", "n - 2, 0, -1", "1, n - 1, 2"))
+    return f"""
+def f(u, b):
+    n, w, c = u.shape[0], 0.5, u * b
+    for i in range({items}):
+        {lines}
+    return u - b + c * w
+"""
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_loops_over_rows(seed: int) -> None:
+    function = compiled(random_rows(seed))
+    u, b = np.random.default_rng(seed).random((2, 10, 3))
+    program = planned(function, [u, b], ["out"])
+    wanted = plain(function, [u, b])[0]
+    for grid in ((1, 1), (3, 1)):
+        (found,) = run_program(program, [u, b], grid)
+        assert found.tobytes() == wanted.tobytes(), random_rows(seed)
 
 
 def of_complex_cells(u, b):
@@ -178,7 +265,9 @@ def test_all_rows_are_computed_by_one_call(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(counts) == loops
 
 
-@pytest.mark.parametrize("function", [along_rows, along_columns, backward, thomas, by_the_number])
+@pytest.mark.parametrize(
+    "function", [along_rows, along_columns, backward, thomas, by_the_number, every_third]
+)
 def test_an_iteration_computes_its_row_alone(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoopRun, "_iterate", None)
     u, b = np.random.default_rng(0).random((2, 11, 8))

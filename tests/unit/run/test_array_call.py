@@ -243,7 +243,7 @@ def spread_whole(u: Any, *, rate: float = 0.1) -> Any:
     return new
 
 
-@pytest.mark.parametrize(("function", "most"), [(spread, 220), (spread_whole, 60)])
+@pytest.mark.parametrize(("function", "most"), [(spread, 160), (spread_whole, 60)])
 def test_a_call_of_a_known_function_makes_few_calls_of_python(function: Any, most: int) -> None:
     u = np.ones((32, 32), np.float32)
     function(u)

@@ -101,7 +101,7 @@ def test_any_steps_of_one_kernel_on_any_ranks_are_a_plain_loop(
     width = st.tuples(st.integers(0, 2), st.integers(0, 2))
     widths = tuple(data.draw(width) for _ in range(ndim))
     shape = tuple(data.draw(st.integers(3, 20 if ndim < 3 else 12)) for _ in range(ndim))
-    steps, every = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([None, 1, 2, 3, 4]))
+    steps, every = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([None, 1, 2, 3, 4, 7, 12]))
     fields, reverse = data.draw(st.integers(1, 2)), data.draw(st.booleans())
     names = ("block", "other")[:fields]
     feeds = names[::-1] if reverse else names
@@ -166,16 +166,79 @@ def test_kernels_are_counted_and_not_listed(steps: int, most: int) -> None:
 def test_kernels_take_equal_numbers_of_steps_between_exchanges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, every: int | None
 ) -> None:
-    """Never more than one kernel takes, whatever --steps-per-exchange says."""
     kernels = Kernels(monkeypatch, most)
     same, record = run_all(tmp_path, kernels, ranks=2, steps=7, steps_per_exchange=every)
     assert same
-    each = min(every or most, most)
+    each = every or most
     assert record["steps"]["steps_per_exchange"] == each
     counts = [count for _, count in kernels.made[0].passes]
-    assert counts == {1: [1] * 7, 2: [2, 2, 2, 1], 3: [3, 2, 2], 4: [4, 3]}[each]
-    assert record["steps"]["exchanges"] == len(counts) - 1
+    expected = {1: [1] * 7, 2: [2, 2, 2, 1], 3: [3, 2, 2], 4: [4, 3] if most == 4 else [2, 2, 3]}
+    assert counts == expected[each]
+    assert record["steps"]["exchanges"] == {1: 6, 2: 3, 3: 2, 4: 1}[each]
     assert kernels.made[0].prepared == set(counts)
+
+
+@pairs_by_day(boundary=["reflect", "constant", "wrap", "nearest", "mirror"], ranks=[2, 3, 5])
+def test_several_kernels_between_two_exchanges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, ranks: int
+) -> None:
+    """All but the last compute rows of neighbours, too: here of ranks with unequal numbers of rows."""
+    kernels = Kernels(monkeypatch, 2)
+    same, record = run_all(
+        tmp_path, kernels, shape=(38, 9), widths=((1, 0), (1, 2)), boundary=boundary, ranks=ranks, steps=13,
+        steps_per_exchange=5,
+    )  # fmt: skip
+    assert same
+    assert record["steps"]["exchanges"] == 2
+    assert all([count for _, count in one.passes] == [2, 2, 1, 2, 2, 2, 2] for one in kernels.made)
+    inner = ranks if boundary == "wrap" else ranks - 1  # ranks with a neighbour before them
+    rows = [sum(one.passes[number][0][0] for one in kernels.made) for number in range(3)]
+    assert rows == [38 + 3 * inner, 38 + inner, 38]
+
+
+def test_rows_of_a_kernel_never_go_around_the_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel takes as many rows as the array has for all of it, whose ends meet."""
+    kernels = Kernels(monkeypatch, 2)
+    same, record = run_all(
+        tmp_path, kernels, shape=(24, 9), boundary="wrap", ranks=2, steps=20, steps_per_exchange=8
+    )
+    assert same
+    assert record["steps"]["steps_per_exchange"] == 7
+    assert (
+        "--steps-per-exchange 8 is lowered to 7: the halo of 8 steps reaches around" in record["warnings"][0]
+    )
+    assert max(shape[0] for shape, _ in kernels.made[0].passes) == 12 + 2 * 5
+
+
+@pytest.mark.parametrize("grid", ["1x2", "2x2"])
+def test_one_kernel_lies_between_exchanges_where_columns_are_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: str
+) -> None:
+    kernels = Kernels(monkeypatch, 2)
+    same, record = run_all(
+        tmp_path, kernels, ranks=4 if grid == "2x2" else 2, grid=grid, steps_per_exchange=4
+    )
+    assert same
+    assert record["steps"]["steps_per_exchange"] == 2
+    assert "one kernel takes 2 steps" in record["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"until": -1.0, "every": 7},
+        {"checkpoint": SaveInterval(steps=6)},
+        {"overlap": True},
+    ],
+)
+def test_several_kernels_between_what_is_observed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    same, record = run_all(
+        tmp_path, Kernels(monkeypatch, 3), shape=(60, 5), ranks=3, steps=23, steps_per_exchange=9, **options
+    )
+    assert same
+    assert record["steps"]["steps_per_exchange"] == 9
 
 
 def test_one_rank_exchanges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +273,9 @@ def test_one_rank_takes_as_many_steps_as_asked_for(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("ranks", "asked", "reason"),
     [
-        (2, 4, "one kernel takes 3 steps"),
+        (2, 4, None),
         (1, 9, "one kernel takes 3 steps"),
-        (9, 9, "the halo of 3 steps is wider than the smallest block"),
+        (9, 9, "the halo of 9 steps is wider than the smallest block"),
         (2, 3, None),
         (1, None, None),
         (9, None, None),
@@ -234,7 +297,16 @@ def test_rows_that_neighbours_need_are_computed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: bool
 ) -> None:
     kernels = Kernels(monkeypatch, 3)
-    same, record = run_all(tmp_path, kernels, shape=(40, 6), ranks=2, steps=5, overlap=True, devices=devices)
+    same, record = run_all(
+        tmp_path,
+        kernels,
+        shape=(40, 6),
+        ranks=2,
+        steps=5,
+        steps_per_exchange=3,
+        overlap=True,
+        devices=devices,
+    )
     assert same
     assert record["overlap"] is True
     assert [(own[0], count) for own, count in kernels.made[0].passes] == [(3, 3), (3, 3), (14, 3), (20, 2)]

@@ -148,9 +148,27 @@ def test_a_field_that_is_handed_on_is_not_written(
     assert set(written) == {1}
 
 
-def test_several_steps_between_exchanges_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("options", [{"grid": "3"}, {"grid": "2x1x2", "until": -1.0, "every": 3}])
+def test_two_steps_between_exchanges_hand_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, options: dict[str, Any]
+) -> None:
+    """Its halo is not exchanged: it has been computed as far as the first of two steps reads it."""
+    chosen: list[Any] = []
+    choose = steps_per_kernel.choose_steps
+    patched = "meshrun.runner.steps.stepper.choose_steps"
+    monkeypatch.setattr(patched, lambda *a, **b: chosen.append(choose(*a, **b)) or chosen[-1])
+    ranks = 3 if options["grid"] == "3" else 4
+    same, _ = run(
+        tmp_path, monkeypatch, "wave", boundary, steps=9, ranks=ranks, steps_per_exchange=2, **options
+    )
+    assert same
+    assert [(one.per_exchange, one.handed_on) for one in chosen] == [(2, {1: 0})] * ranks
+
+
+def test_three_steps_between_exchanges_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its halo is exchanged then."""
-    same, kernels = run(tmp_path, monkeypatch, "wave", "reflect", ranks=2, steps_per_exchange=2)
+    same, kernels = run(tmp_path, monkeypatch, "wave", "reflect", ranks=2, steps_per_exchange=3)
     assert same
     assert kernels[0].handed_on == {1: 0}
 

@@ -493,13 +493,15 @@ def no_buffers_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_graph_holds_sweeps(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     kernels: list[int] = []
 
-    def advance(self: Any, blocks: Any, steps: int, rows: Any = None) -> None:
-        # All rows that these steps need: own rows, and those of a halo that is another rank's.
+    def advance(self: Any, blocks: Any, steps: int, more: int = 0, rows: Any = None) -> None:
+        # All rows that these steps and those to follow need: own rows, and those of a halo that is another
+        # rank's.
         layout, u, b = blocks.layouts[0], blocks.arrays[0].block, blocks.arrays[1].block
         core, whole = layout.core, blocks.task.shape
-        before = steps if layout.region.start[0] > 0 else 0
-        after = steps if layout.region.stop[0] < whole[0] else 0
-        window = slice(core[0].start - before, core[0].stop + after), core[1]
+        before, after = layout.region.start[0] > 0, layout.region.stop[0] < whole[0]
+        far = steps + more
+        window = slice(core[0].start - far * before, core[0].stop + far * after), core[1]
+        kept = slice(core[0].start - more * before, core[0].stop + more * after), core[1]
         assert u.shape == b.shape
         u, b = u[window], b[window]
         for _ in range(steps):
@@ -507,7 +509,7 @@ def test_a_graph_holds_sweeps(tmp_path: Path, gpu: None, monkeypatch: pytest.Mon
             v[1:-1, 1:-1] = (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - b[1:-1, 1:-1]) / 4
             v[:, 0] = v[:, 1]
             u = v
-        blocks.spare[0].interior[...] = u[before : len(u) - after]
+        blocks.spare[0].block[kept] = u[steps * before : len(u) - steps * after]
         kernels.append(steps)
 
     monkeypatch.setattr(ThreadComm, "capturable", True)

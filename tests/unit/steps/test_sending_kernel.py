@@ -26,7 +26,7 @@ from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.errors import RunError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.run.declare import distribute
-from meshrun.runner.steps import halo_path, stepper
+from meshrun.runner.steps import halo_path, stepper, steps_per_kernel
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 STEPS = 11  # of a kernel of 3 and of one of 2
@@ -143,9 +143,37 @@ def test_steps_are_a_plain_loop(
     assert runs.sending_launches == 4
 
 
+@pytest.mark.parametrize(
+    ("of", "tuning", "ranks", "boundary"),
+    [
+        ("one field", "vectors", 2, "wrap"),
+        ("two fields", "elements", 3, "reflect"),
+        ("before", "one strip", 3, "wrap"),
+        ("two fields", "vectors", 2, "constant"),
+    ],
+)
+def test_kernels_between_two_exchanges_send_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, halo_library: Path, boundary: str, of: str,
+    tuning: str, ranks: int,
+) -> None:  # fmt: skip
+    """A neighbour may still use the halo in one of them: ranks tell each other that they are ready."""
+    widths, fields = WIDTHS[of]
+    function, job = job_of(widths, boundary, fields)
+    runs = Runs(monkeypatch, folder, halo_library, TUNINGS[tuning])
+    same, record = check(
+        tmp_path, job, function, widths, boundary, (47, 70), fields, ranks=ranks, steps_per_exchange=6
+    )
+    assert same
+    assert record["steps"]["halo"] == "direct"
+    assert (record["steps"]["steps_per_kernel"], record["steps"]["steps_per_exchange"]) == (3, 6)
+    assert record["steps"]["exchanges"] == 1
+    assert runs.sending_launches == 0
+
+
 def test_graphs_hold_the_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, halo_library: Path
 ) -> None:
+    monkeypatch.setattr(steps_per_kernel, "KERNELS_BETWEEN", (1,))
     monkeypatch.setattr(stepper, "EAGER", 2)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)

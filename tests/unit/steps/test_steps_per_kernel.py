@@ -43,6 +43,22 @@ def task_of(
         (task_of(3), 0, {}, StepCounts(3, 3)),
         (task_of(3), 2, {}, StepCounts(3, 2)),
         (task_of(3), 9, {}, StepCounts(3, 3, "one kernel takes 3 steps")),
+        (task_of(3, 2), 9, {}, StepCounts(3, 9)),
+        (task_of(3, 2), 9, {"one_copy": True}, StepCounts(3, 3, "one kernel takes 3 steps")),
+        (task_of(3, 2, grid="1x2"), 9, {}, StepCounts(3, 3, "one kernel takes 3 steps")),
+        (task_of(3, 2), 25, {}, StepCounts(3, 20, "the halo of 25 steps is wider than the smallest block")),
+        (
+            task_of(3, 2, 40, "wrap"),
+            15,
+            {},
+            StepCounts(3, 12, "the halo of 15 steps reaches around the array"),
+        ),
+        (task_of(3, 2), 0, {}, StepCounts(3, 3)),
+        (task_of(3, 2), 0, {"on_device": True}, StepCounts(3, 6)),  # two kernels: 20 rows a rank
+        (task_of(3, 2, 400), 0, {"on_device": True}, StepCounts(3, 24)),
+        (task_of(3, 2, 12), 0, {"on_device": True}, StepCounts(3, 3)),
+        (task_of(3), 0, {"on_device": True}, StepCounts(3, 3)),
+        (task_of(3, 2, 40, grid="1x2"), 0, {"on_device": True}, StepCounts(3, 3)),
         (task_of(3, 4, 8), 0, {}, StepCounts(3, 2)),  # two rows a rank
         (task_of(3, 4, 8), 3, {}, StepCounts(3, 2, "the halo of 3 steps is wider than the smallest block")),
         (task_of(3, 4, 8, "mirror"), 0, {}, StepCounts(3, 1)),
@@ -71,8 +87,8 @@ def test_a_function_that_takes_its_place_takes_single_steps_in_one_copy() -> Non
     assert choose_steps(task, 4, one_copy=True).lowered.startswith("a function with `here`")
 
 
-@pytest.mark.parametrize("side", [64, 128, 512])
-def test_volumes_exchange_before_each_step(side: int) -> None:
+@pytest.mark.parametrize(("side", "between"), [(64, 2), (128, 1), (512, 1)])
+def test_larger_volumes_exchange_before_each_step(side: int, between: int) -> None:
     """Layers that are computed twice cost more than exchanges save."""
 
     @meshrun.map_blocks(halo=4, boundary="wrap", outputs=("after", "old"), feeds=("now", "before"))
@@ -85,7 +101,25 @@ def test_volumes_exchange_before_each_step(side: int) -> None:
     task = plan_task(wave, {}, [known] * 3, 2)
     reads = reads_of(task, traced(task))
     task = replace(task, results=(known,) * 2, kernel=task_of(1).kernel, reads=reads)
-    assert choose_steps(task, on_device=True) == StepCounts(1, 1)
+    assert choose_steps(task, on_device=True) == StepCounts(1, between)
+
+
+@pytest.mark.parametrize(("side", "between"), [(96, 2), (128, 2), (256, 1)])
+def test_a_field_that_is_handed_on_is_not_exchanged_for_two_steps(side: int, between: int) -> None:
+    @meshrun.map_blocks(halo=4, boundary="wrap", outputs=("after", "old"), feeds=("now", "before"))
+    def wave(now: Any, before: Any, speed: Any) -> Any:
+        own = now[4:-4, 4:-4, 4:-4]
+        far = now[8:, 4:-4, 4:-4] + now[:-8, 4:-4, 4:-4]
+        return own + far * speed[4:-4, 4:-4, 4:-4] - before[4:-4, 4:-4, 4:-4], own
+
+    known = ((side,) * 3, np.dtype(np.float32))
+    task = plan_task(wave, {}, [known] * 3, 2)
+    program = traced(task)
+    kernel = NumpyKernel(program, task.widths, task.feed_numbers, "wrap", 0.0, 1)
+    task = replace(task, results=(known,) * 2, kernel=kernel, reads=reads_of(task, program))
+    found = choose_steps(task, on_device=True)
+    assert found.per_exchange == between
+    assert found.handed_on == {1: 0}
 
 
 def test_steps_between_exchanges_receive_more_of_a_field_that_one_step_reads_at_its_own_cells() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshrun.runner.compiler.control.plain import UNBOUND, LocalState, called
 from meshrun.runner.compiler.trace.graph import FREE, Node, in_order
-from meshrun.runner.compiler.whole.array import Storage, Whole
+from meshrun.runner.compiler.whole.array import ChosenMemory, Scalar, Storage, Whole
 from meshrun.runner.compiler.whole.between.iteration_changes import is_alike, is_same_number
 from meshrun.runner.compiler.whole.between.traced_state import (
     StateTracer,
@@ -18,6 +19,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     over,
     without_array,
 )
+from meshrun.runner.compiler.whole.graph import StepSlot
 
 MOST_CHOSEN = 64  # operations of both branches, per cell, that are computed rather than branched over
 
@@ -47,18 +49,12 @@ def choose(
 ) -> bool:
     """Choose between what both branches leave, if that takes few operations; else do nothing."""
     recorder, graph = tracer.recorder, tracer.recorder.graph
-    counts = len(graph.between), len(graph.values)
+    counts, born = (len(graph.between), len(graph.values)), next(Storage.numbers)
     sides = [_side(tracer, side, state) for side in (then, otherwise)]
     (one, other), line = sides, tracer.line_of(then)
-    if not (one.cheap and other.cheap) or (len(graph.between), len(graph.values)) != counts:
+    if not (one.cheap and other.cheap) or not _may_choose(tracer, condition, counts):
         return False
-    # A variable that only one side binds is read only where it is bound.
-    for at, name in enumerate(state.names):
-        if (one.values[at] is UNBOUND) is not (other.values[at] is UNBOUND):
-            mine, theirs = (one, other) if one.values[at] is UNBOUND else (other, one)
-            mine.values[at] = theirs.values[at]
-            mine.leaves.pop((name,))
-            mine.leaves |= {path: value for path, value in theirs.leaves.items() if path[0] == name}
+    _bind_alike(one, other, state.names)
     if one.leaves.keys() != other.leaves.keys():
         return False
 
@@ -70,6 +66,7 @@ def choose(
     # What the branches leave, and where they differ.
     merged = {storage: chosen(storage, storage) for storage in {**one.written, **other.written}}
     stores: dict[tuple[Storage, Storage], Storage] = {}
+    named = set[Storage]()  # memory of arrays, which may be written
     replaced: dict[tuple[Any, ...], Any] = {}
     for path, leaf in one.leaves.items():
         if is_same_number(leaf, other.leaves[path]):
@@ -82,20 +79,72 @@ def choose(
         pair = value._storage, beside._storage
         if pair not in stores:
             stores[pair] = pair[0] if pair[0] is pair[1] else Storage(chosen(*pair), pair[0].extents)
+        if not isinstance(value, Scalar):
+            named.add(pair[0])
         replaced[path] = over(value, stores[pair])
     nodes = [node for several in merged.values() for node in several]
     nodes += [node for storage in stores.values() for node in storage.nodes]
-    if sum(node.op not in FREE for node in in_order(nodes)) > MOST_CHOSEN:
+    if _operations(tracer, nodes, counts[0]) > MOST_CHOSEN:
         return False
 
     # Bind the variables, and write memory.
     for storage, now in merged.items():
         recorder.note_write(storage)
         storage.nodes[:] = now
+        recorder.note_written(storage)
         if not storage.changed:
             storage.changed, storage.line = True, line
     tracer.bind(state, one.values, replaced)
+
+    # An array that was there before the branch may have other names.
+    for (first, second), chosen_memory in stores.items():
+        if first is not second and first in named and min(first.born, second.born) < born:
+            recorder.chosen.append(ChosenMemory(condition, first, second, weakref.ref(chosen_memory), line))
     return True
+
+
+def _bind_alike(one: BranchSide, other: BranchSide, names: Sequence[str]) -> None:
+    """Let both sides bind a variable that only one of them binds: it is read only where it is bound."""
+    for at, name in enumerate(names):
+        if (one.values[at] is UNBOUND) is not (other.values[at] is UNBOUND):
+            mine, theirs = (one, other) if one.values[at] is UNBOUND else (other, one)
+            mine.values[at] = theirs.values[at]
+            mine.leaves.pop((name,))
+            mine.leaves |= {path: value for path, value in theirs.leaves.items() if path[0] == name}
+
+
+def _may_choose(tracer: StateTracer, condition: Node, counts: tuple[int, int]) -> bool:
+    """Return whether both sides may be computed, in view of the arrays and values that they have added.
+
+    That is none, but where the number of a loop that picks rows decides, as in `if i % 3 == 0`: rows are
+    moved, and what is computed of them may be written. counts: of arrays and values before.
+    """
+    graph, rows, tape = tracer.recorder.graph, tracer.recorder.item_rows, tracer.recorder.tape
+    arrays, values = [*graph.between.values()][counts[0] :], graph.values[counts[1] :]
+    if not arrays and not values:
+        return True
+    are_moved = all(isinstance(one, Node) for one in arrays)
+    if not are_moved or not all(isinstance(one, (Node, StepSlot)) for one in values):
+        return False
+    if rows is None or not rows.picked:
+        return False
+    numbers = {slot: key[0] for key, slot in tape.slots.items()}
+    leaves = [graph.values[node.value] for node in in_order([condition]) if node.op == "scalar"]
+    slots = [leaf.slot for leaf in leaves if isinstance(leaf, StepSlot)]
+    return len(slots) == len(leaves) and {numbers[slot] for slot in slots} <= tape.depending_on(rows.picked)
+
+
+def _operations(tracer: StateTracer, nodes: Sequence[Node], first: int) -> int:
+    """Return the number of operations of nodes, also of what they read of arrays. first: of these arrays."""
+    between = tracer.recorder.graph.between
+    added = {number: one for number, one in [*between.items()][first:] if isinstance(one, Node)}
+    seen: dict[Node, None] = {}
+    open_nodes = list(nodes)
+    while open_nodes:
+        further = in_order(open_nodes, seen)
+        seen |= dict.fromkeys(further)
+        open_nodes = [added.pop(node.input) for node in further if node.op == "load" and node.input in added]
+    return sum(node.op not in FREE for node in seen)
 
 
 def _side(tracer: StateTracer, side: Callable[[], None] | None, state: LocalState) -> BranchSide:

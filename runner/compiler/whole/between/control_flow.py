@@ -47,7 +47,7 @@ class TracedControl(PlainControl):
     def truth(self, value: Any) -> Any:
         if not is_traced(value):
             return super().truth(value)
-        return value if is_truth(value) or isinstance(value, Timed) else value != 0
+        return value if is_truth(value) or np.ndim(value) else value != 0
 
     def both(self, first: Any, second: Callable[[], Any]) -> Any:
         if not is_traced(first):

@@ -1,24 +1,25 @@
-"""Rows that an iteration of a counted loop picks by the loop's number: `u[i] = a * u[i - 1]`.
+"""Rows that an iteration of a counted loop picks by the loop's number: `u[i] = a * u[i - 1] + u[n - 1 - i]`.
 
 While an iteration is traced, such a row has the position of one iteration. It is traced for the first one and
-for the last one. What both compute is the same but for conditions on the place: where these differ by as much
-as the loop's numbers do, the iteration compares the place with its own number.
+for the last one. What both compute is the same but for conditions on the place: where these differ by a
+multiple of what the loop's numbers do, the iteration compares the place with that multiple of its own number.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshrun.runner.compiler.trace.graph import BOOL, PLACE, Node
 from meshrun.runner.compiler.trace.timed import StepTape, Timed, nodes_of
+from meshrun.runner.compiler.whole.array import ItemRow
 from meshrun.runner.compiler.whole.between.recorded_loop import RecordedLoop
 from meshrun.runner.compiler.whole.between.traced_state import NotAlike, StateTracer
-from meshrun.runner.compiler.whole.graph import StateValue, StepSlot
+from meshrun.runner.compiler.whole.graph import Reduction, StateValue, StepSlot, WholeGraph
 
-SIGNS: dict[Callable[..., Any], int] = {operator.add: 1, operator.sub: -1}
+PICKING: tuple[Callable[..., Any], ...] = (operator.add, operator.sub, operator.mul)
 
 
 @dataclass
@@ -32,31 +33,36 @@ class ItemRows:
     items: dict[int, range] = field(default_factory=dict)
     picked: set[int] = field(default_factory=set)
 
-    def position(self, timed: Timed, length: int) -> int | None:
+    def position(self, timed: Timed, length: int) -> ItemRow | None:
         """Return the row that a number picks in the iteration that is traced; None: it is none of a loop.
 
-        length: of the axis. The number is a loop's item, or that plus a constant, and in no iteration below
-        0, where it would count from the end.
+        length: of the axis. The number is a multiple of a loop's item plus a constant, and in no iteration
+        below 0, where it would count from the end.
         """
-        number, distance = timed._number, 0
+        number, step, distance = timed._number, 1, 0
         while number not in self.items:
             call = self.tape.calls[number - 1] if number > 0 else None
-            if call is None or call.function not in SIGNS or len(call.references()) != 1:
+            if call is None or call.function not in PICKING or len(call.references()) != 1:
                 return None
             first, second = call.arguments
-            (reference,) = call.references()
-            other = second if isinstance(second, int) else first
+            (number,) = call.references()
+            other, is_first = (first, True) if isinstance(first, int) else (second, False)
             if not isinstance(other, int) or isinstance(other, bool):
                 return None
-            if other is first and call.function is operator.sub:
-                return None  # it counts down while the item counts up
-            distance += SIGNS[call.function] * other
-            number = reference
+            if call.function is operator.mul:
+                step *= other
+            elif call.function is operator.add:
+                distance += step * other
+            elif is_first:
+                distance, step = distance + step * other, -step
+            else:
+                distance -= step * other
         items = self.items[number]
-        if min(items) + distance < 0 or max(items) + distance >= length:
+        ends = [step * item + distance for item in (items[0], items[-1])]
+        if min(ends) < 0 or max(ends) >= length:
             return None
         self.picked.add(number)
-        return int(self.tape.samples[number]) + distance
+        return ItemRow.of(step * int(self.tape.samples[number]) + distance, number, step)
 
 
 @dataclass
@@ -95,15 +101,16 @@ def _joined(
             continue
         if not one.operands and not other.operands:
             # Arrays that the iteration writes, and reads elsewhere, are joined by what defines them.
-            mine, others = (graph.between.get(n.input) if n.op == "load" else None for n in pair)
-            if not (isinstance(mine, Node) and isinstance(others, Node)):
+            definitions = [graph.between.get(node.input) if node.op == "load" else None for node in pair]
+            mine, others = (_computed_of(definition) for definition in definitions)
+            if mine is None or others is None:
                 done[pair] = _joined_leaf(tracer, traces, one, other)
             elif (one.offset, one.component) != (other.offset, other.component):
                 raise NotAlike("its iterations differ")
             elif (mine, others) not in done:
                 open_pairs.append((mine, others))
             else:
-                number = graph.array_between(done[mine, others])
+                number = _array_of(graph, definitions, done[mine, others])
                 done[pair] = graph.load(number, other.dtype, other.offset, other.component)
             continue
         if (one.op, one.dtype, len(one.operands)) != (other.op, other.dtype, len(other.operands)):
@@ -116,6 +123,23 @@ def _joined(
     return done[first, last]
 
 
+def _computed_of(definition: Any) -> Node | None:
+    """Return the cells that define an array of an iteration; None if nothing that it computes does."""
+    if isinstance(definition, Reduction):
+        return definition.nodes[0] if len(definition.nodes) == 1 else None
+    return definition if isinstance(definition, Node) else None
+
+
+def _array_of(graph: WholeGraph, definitions: Sequence[Any], node: Node) -> int:
+    """Return the number of an array of each iteration, by those of two. node: the cells that define it."""
+    first, last = definitions
+    if not isinstance(last, Reduction):
+        return graph.array_between(node)
+    if not isinstance(first, Reduction) or replace(first, nodes=(node,)) != replace(last, nodes=(node,)):
+        raise NotAlike("its iterations differ")
+    return graph.reduced_array(replace(last, nodes=(node,))).input
+
+
 def _joined_leaf(
     tracer: StateTracer, traces: tuple[IterationTrace, IterationTrace], one: Node, other: Node
 ) -> Node:
@@ -126,9 +150,12 @@ def _joined_leaf(
     if one.op == other.op == "inside":
         (axis, low, high, _), (other_axis, other_low, other_high, _) = one.value, other.value
         is_row = axis == other_axis and high - low == other_high - other_low == 1
-        if is_row and other_low - low == last.item - first.item:
-            item = Timed(tracer.recorder.tape, last.index)
-            (row,) = nodes_of(graph, item + (other_low - last.item), PLACE).ravel()
+        step, rest = divmod(other_low - low, last.item - first.item)
+        if is_row and rest == 0:
+            item: Any = Timed(tracer.recorder.tape, last.index)
+            if step != 1:
+                item = item * step
+            (row,) = nodes_of(graph, item + (other_low - step * last.item), PLACE).ravel()
             return graph.operation("equal", BOOL, [graph.place(axis), row], last.loop.line)
     kinds = [(node.op, node.dtype, node.offset, node.component) for node in (one, other)]
     same = kinds[0] == kinds[1]

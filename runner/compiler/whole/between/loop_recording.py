@@ -161,11 +161,11 @@ def _trace_body(
             recorder.item_rows = ItemRows(tape)
         recorder.item_rows.items[loop.index] = loop.items
 
-    checks = len(recorder.checks)
+    checks, chosen = len(recorder.checks), len(recorder.chosen)
     born = next(Storage.numbers)
     before, after = tracer.run(state, lambda: body(item))
     stands = [*traced.stands.values(), *scalars]
-    inner = IterationJournal(born, checks, journal.written)
+    inner = IterationJournal(born, checks, chosen, journal.written)
     found = changes_of(tracer, before, after, inner, stands)
     extra = [one for one in (*found.moved, *found.written) if one not in stands]
     turned = [path for path in known.numbers if path in found.values]
@@ -180,7 +180,7 @@ def _trace_body(
         if loop.again is None and not wanted:
             loop.again = recorder.graph.truth(False)
     loop.checks = tuple(recorder.checks[checks:])
-    del recorder.checks[checks:]
+    del recorder.checks[checks:], recorder.chosen[chosen:]
 
     _note_ends(tracer, loop, state, traced, found, after)
     return traced

@@ -40,6 +40,7 @@ def leave_state(
     stores: dict[Storage, Storage] = {}
     for storage in traced.changes.written:
         storage.nodes[:] = results[traced.ends[storage]]
+        tracer.recorder.note_written(storage)
         stores[storage] = storage
     _leave_moved(tracer, loop, traced, results, journal)
     replaced: dict[tuple[Any, ...], Any] = {}

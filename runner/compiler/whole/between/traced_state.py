@@ -48,10 +48,15 @@ def errors_refused() -> Iterator[None]:
 
 @dataclass
 class IterationJournal:
-    """What is to be undone of an iteration. written: storages, as they were before."""
+    """What is to be undone of an iteration.
+
+    born: number of the next storage. checks, chosen: how many there were of each. written: storages, as they
+    were before.
+    """
 
     born: int
     checks: int
+    chosen: int
     written: dict[Storage, tuple[list[Node], bool, int]] = field(default_factory=dict)
 
 
@@ -101,7 +106,7 @@ class StateTracer:
     @contextmanager
     def journal(self) -> Iterator[IterationJournal]:
         recorder = self.recorder
-        journal = IterationJournal(next(Storage.numbers), len(recorder.checks))
+        journal = IterationJournal(next(Storage.numbers), len(recorder.checks), len(recorder.chosen))
         recorder.journals.append(journal.written)
         try:
             yield journal
@@ -112,6 +117,7 @@ class StateTracer:
         for storage, (nodes, changed, line) in journal.written.items():
             storage.nodes[:], storage.changed, storage.line = nodes, changed, line
         del self.recorder.checks[journal.checks :]
+        del self.recorder.chosen[journal.chosen :]
         _restore(copies)
         state.set(values)
 

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,8 +55,7 @@ class Shared:
     dtype: np.dtype[Any]
 
 
-@dataclass(frozen=True)
-class SharedPlace:
+class SharedPlace(NamedTuple):
     """Of what a part reads or writes: a shared array; an input or a result of the function. number: of it."""
 
     number: int

@@ -464,6 +464,28 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
     assert made[0].prepared == {6, 7}
 
 
+@pytest.mark.parametrize("between", [4, 6])
+def test_graphs_hold_several_kernels_between_two_exchanges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, between: int
+) -> None:
+    """An even number of kernels, or an odd one, after which the blocks of each field have changed places."""
+
+    def compile_for(device: Any, *about: Any) -> Any:
+        program, widths, _, feeds, boundary, cval, _, row = about
+        return NumpyKernel(program, widths, feeds, boundary, cval, 2, aligned=False, row=row), "NumPy"
+
+    taken = noted_replays(monkeypatch)
+    on_host(monkeypatch, library)
+    monkeypatch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (12, 4))
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    same, record = run_heat(tmp_path, devices=True, fuse="require", steps_per_exchange=between)
+    assert same
+    assert sum(taken) >= 12
+    assert record["steps"]["exchanges"] == -(-40 // between) - 1
+
+
 def noted_replays(patch: pytest.MonkeyPatch) -> list[int]:
     """Return the steps of each graph that rank 0 will launch."""
     taken: list[int] = []
