@@ -116,6 +116,8 @@ def registers(layout: Layout, steps: int, tuning: Tuning) -> int:
     They hold planes of each level but the last, a plane that is computed, and one that has been asked for.
     """
     planes = steps * (_lag(layout) + layout.radius[0]) + (1 if tuning.stages else 2)
+    if any(one.components > 1 for one in layout.program.inputs):
+        planes += 3  # pairs are read and written together, and their products wait for each other
     words = sum(layout.words(place) for place, _ in layout.state)
     others = OTHERS + OTHERS_EACH * layout.radius[0]
     return others + planes * words * tuning.columns * tuning.lane_rows
