@@ -17,7 +17,7 @@ import meshrun
 from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
-from meshrun.runner.compiler.cuda.steps.layout import Axis
+from meshrun.runner.compiler.cuda.steps.layout import Axis, Choice, Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import choices
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
@@ -97,8 +97,8 @@ def heat(u: Any) -> Any:
 
 def steps_of(kernel: DeviceKernel, field: Any, steps: int) -> Any:
     """Return the field after so many steps, in one kernel."""
-    shape = field.shape
-    given, out = (cupy.zeros((shape[0], -(-shape[1] // 32) * 32), field.dtype)[:, : shape[1]] for _ in "ab")
+    *others, length = shape = field.shape
+    given, out = (cupy.zeros((*others, -(-length // 32) * 32), field.dtype)[..., :length] for _ in "ab")
     given[...] = cupy.asarray(field)
     kernel.bind_steps(steps, [given], [out], [Axis(length, 0, length) for length in shape])()
     return out.get()
@@ -123,6 +123,32 @@ def test_choices_take_the_steps_of_numpy(dtype: str, boundary: str) -> None:
                 with np.errstate(all="ignore"):
                     wanted = heat(np.pad(wanted, 1, "symmetric" if boundary == "reflect" else "wrap"))
             same(steps_of(kernel, start, choice.steps), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("boundary", ["reflect", "wrap", "constant"])
+def test_tiles_of_a_volume_take_the_steps_of_numpy(dtype: str, boundary: str) -> None:
+    """The predicted tile, one that reads planes in registers, and two that read them in shared memory."""
+
+    def cube(u: Any) -> Any:
+        inside = (slice(1, -1),) * 3
+        total = u[inside] * 0.4
+        for axis in range(3):
+            for far in (slice(None, -2), slice(2, None)):
+                total = total + 0.1 * u[(*inside[:axis], far, *inside[axis + 1 :])]
+        return total
+
+    program = trace(cube, [Operand("u", np.dtype(dtype))], ((1, 1),) * 3, {}, frozenset(), ["v"])
+    field = np.random.default_rng(4).normal(size=(61, 75, 129)).astype(dtype)
+    tiles = [Choice(3, Tuning(2, 4, 12, vectors=True, stages=stages)) for stages in (0, 1, 3)]
+    for choice in (*choices(program, [0]), *tiles):
+        taken = step_tuning.ChosenKernel(choice, "predicted")
+        kernel = DeviceKernel(program, ((1, 1),) * 3, feeds=(0,), boundary=boundary, choice=taken)
+        mode: Any = {"reflect": "symmetric"}.get(boundary, boundary)
+        wanted = field
+        for _ in range(choice.steps):
+            wanted = cube(np.pad(wanted, 1, mode))
+        same(steps_of(kernel, field, choice.steps), wanted)
 
 
 def test_a_long_run_measures_its_kernel_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

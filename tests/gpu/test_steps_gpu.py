@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import meshrun
-from meshrun.runner.compiler.cuda.steps.layout import Axis, Tuning, layout_of
-from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.cuda.steps.layout import Axis, Choice, Tuning, layout_of
+from meshrun.runner.compiler.cuda.steps.tuning import ChosenKernel
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.compiler.trace.trace import trace
@@ -70,7 +70,8 @@ def test_stages_are_kept_in_a_kernel_of_several_steps(boundary: str, steps: int,
     widths = ((2, 2), (2, 2))
     program = trace(carried.function, inputs, widths, {}, frozenset(), ["a", "b"])
     tuning = Tuning(columns, ahead=3, blocks=2, vectors=True, keeps=True)
-    kernel = DeviceKernel(program, widths, "strict", (0, 1), boundary, 9, Choice(steps, tuning))
+    chosen = ChosenKernel(Choice(steps, tuning), "predicted")
+    kernel = DeviceKernel(program, widths, "strict", (0, 1), boundary, 9, chosen)
     assert layout_of(kernel.program, (0, 1)).kept
     given = [cupy.asarray(field) for field in fields]
     outs = [cupy.empty_like(field) for field in given]

@@ -37,7 +37,7 @@ from meshrun.launch.cli.main import main
 from meshrun.launch.cli.plugins import check_words
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler.cpp.host import steps_in_cache
-from meshrun.runner.compiler.cuda.steps.kernel import MOST_STEPS
+from meshrun.runner.compiler.cuda.steps.layout import MOST_STEPS
 from meshrun.runner.errors import Exit, RunError, UserError
 from meshrun.runner.forecast.machine import nominal
 from meshrun.runner.forecast.place import Place, links_of

@@ -325,8 +325,8 @@ def test_steps_have_the_bits_of_single_ones(name: str, boundary: str, vectors: b
         compare(libraries, kernel, arrays, wanted, halo, boundary == "wrap", given, aligned=vectors)
 
 
-# Bytes of the fastest kernels, as measured on H200s.
-MOST_SPILLED = {"ginzburg_landau": FEW_BYTES, "schroedinger c16": 160}
+# Bytes of the fastest kernels, as measured on H200s, and of one that was not.
+MOST_SPILLED = {"ginzburg_landau": FEW_BYTES, "schroedinger c16": 160, "cube": 8}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from numpy.lib.stride_tricks import as_strided
 from nvrtc_log import log_of_text
 from step_parts import Part, bits, compare, run
 
-from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
 from meshrun.runner.compiler.cuda.steps.kernel import (
     arguments,
     build,
@@ -27,6 +26,7 @@ from meshrun.runner.compiler.cuda.steps.kernel import (
     takes_vectors,
 )
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, StepKernel, Tuning
+from meshrun.runner.compiler.cuda.steps.tuning import choices
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
@@ -381,6 +381,26 @@ def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> 
         check(libraries, case, kernel, boundary, cval, shape[-case.axes :])
 
 
+@pytest.mark.parametrize(
+    ("name", "boundary"), [*by_day(["cube", "cube f8", "materials", "slanting", "wave3d"])]
+)
+def test_planes_that_wait_in_shared_memory_give_the_same_bits(
+    name: str, boundary: str, libraries: Path
+) -> None:
+    case, kernel, cval = made(name, boundary, 2, vectors=True)
+    slots = int(re.findall(r"#define SLOTS (\d+)", kernel.source)[0])
+    for stages, vectors in ((1, True), (slots, True), (slots, False)):
+        tuning = replace(kernel.tuning, stages=stages, vectors=vectors)
+        staged = build(case.program(), case.feeds, boundary, cval, 2, tuning)
+        check(libraries, case, staged, boundary, cval, (17, 19, 64), aligned=vectors)
+
+
+def test_planes_wait_in_shared_memory_in_turns_of_the_ring() -> None:
+    case = CASES["cube"]
+    with pytest.raises(NotFusable, match="turns of 2"):
+        build(case.program(), case.feeds, "wrap", 0, 2, Tuning(2, 2, 6, stages=2))
+
+
 # Text of the kernel of `heat`, and what replaces it: each makes it wrong at one place.
 MUTANTS = {
     "one row too few before a strip": (
@@ -731,12 +751,12 @@ def test_more_columns_or_wider_elements_allow_fewer_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("cube", 3), ("cube f8", 3), ("materials", 2), ("wave3d", 3), ("slanting", 1)]
+    ("name", "steps"), [("cube", 4), ("cube f8", 3), ("materials", 2), ("wave3d", 4), ("slanting", 4)]
 )
 def test_kernels_over_three_axes_take_as_many_steps_as_pay(name: str, steps: int) -> None:
     case = CASES[name]
-    program = case.program()
-    assert step_kernel_3d.best_steps(program, case.feeds, fitting_steps(program, case.feeds)) == steps
+    found = choices(case.program(), case.feeds)
+    assert [one.steps for one in found] == [steps]
 
 
 def test_inputs_read_at_many_neighbours_make_single_steps_as_fast() -> None:
@@ -753,7 +773,7 @@ def test_inputs_read_at_many_neighbours_make_single_steps_as_fast() -> None:
 
     program = Case(diffuse, ("f4", "f4"), axes=3).program()
     assert fitting_steps(program, (0,)) > 1
-    assert step_kernel_3d.best_steps(program, (0,), fitting_steps(program, (0,))) == 1
+    assert choices(program, (0,)) == []
 
 
 @pytest.mark.parametrize("length", [3, 64, 128, 768])
@@ -797,14 +817,15 @@ COMPILED = {  # steps and choices of kernels that keep nothing in local memory, 
     "lattice": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
     "lattice f2": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
     "potential": (4, Tuning(4, ahead=3, blocks=2, vectors=True, keeps=True)),
-    "cube": (3, Tuning(2, 8, 12, vectors=True)),
+    "cube": (4, Tuning(2, 6, 12, vectors=True)),
+    "cube f8": (3, Tuning(2, 4, 12, vectors=True, stages=3)),
     "materials": (2, Tuning(2, 4, 12)),
 }
 # By day, with what each sends or does not; the others at night.
 BY_DAY = {"heat": True, "heat f8": False, "gray_scott": True, "life": False, "uneven": True,
           "lattice": False, "potential": True, "cube": False}  # fmt: skip
 # Bytes that a kernel may keep in local memory beside what all registers hold: name, and whether it sends.
-SPILLED = {("cube", False): 16, ("gray_scott", True): 20}
+SPILLED = {("cube", False): 56, ("gray_scott", True): 20}
 
 
 @pytest.mark.parametrize(
@@ -825,6 +846,8 @@ def test_compiles_for_a_gpu_without_spills(name: str, sends: bool) -> None:
     registers = re.search(r"Used (\d+) registers", log)
     assert registers, log
     print(f"{name}: {registers[1]} registers, {kernel.registers} estimated")
-    spilled = re.search(r"(\d+) bytes spill stores", log)
-    assert spilled, log
-    assert int(spilled[1]) <= SPILLED.get((name, sends), 0), log
+    stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
+    assert stack, log
+    most = SPILLED.get((name, sends), 0)
+    assert int(stack[2]) <= most, log
+    assert int(stack[1]) <= most, log  # with arrays and arguments that are indexed

@@ -15,6 +15,7 @@ from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
 from meshrun.runner.compiler.cuda.steps.layout import (
     ALL_REGISTERS,
     LANES,
+    MOST_STEPS,
     PROCESSORS,
     REGISTERS,
     SHARED_BYTES,
@@ -52,7 +53,6 @@ UNCOUNTED = 20  # registers that most kernels use beside those estimated, where 
 SQUEEZED = 1.06  # registers over those that a bound leaves, which a compiler may do without
 FEW_BYTES = 96  # of a thread's registers in memory: they cost less than a block more on a processor gains
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
-MOST_STEPS = 8  # instructions limit kernels of more steps
 NEVER = -(2**31)  # a row before all others, as in kernels/steps.cuh
 SIDE_TILES = 3  # the first tile and the last two, as in kernels/steps_2d.cuh
 WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache

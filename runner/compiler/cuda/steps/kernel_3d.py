@@ -11,6 +11,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     ALL_REGISTERS,
     DEVICE_MEMORY,
     LANES,
+    MOST_STEPS,
     MOST_STRIPS,
     PROCESSORS,
     REGISTERS,
@@ -31,41 +32,37 @@ from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.region import Array
 
 WARPS = 12  # of a block, which a processor holds one of
-TILINGS = (2, 4), (2, 3, 4, 6, 8), (8, 12, 16)  # columns and rows of a lane, and warps, that may be measured
+TILINGS = (2, 4), (2, 3, 4, 6, 8), (12, 16)  # columns and rows of a lane, and warps, that may be measured
 CELLS = 16  # of a lane, in words of 32 bits of the state
-OTHERS = 32  # registers beside those that hold cells
-# Of an H200: the part of its memory's rate that kernels of one step reach; instructions per second that
-# kernels of several steps reach, and those of a cell beside operations and for a load of a fixed input.
-SINGLE, OPERATIONS, OVERHEAD, FIXED = 0.76, 18e12, 5, 2.1
+OTHERS, OTHERS_EACH = (
+    20,
+    12,
+)  # registers beside those that hold cells: in all, and of each plane read on a side
+# Of an H200: the part of its memory's rate that kernels reach; instructions per second that kernels of
+# several steps reach, and those of a cell beside operations and for a load of a fixed input.
+REACHED, OPERATIONS, OVERHEAD, FIXED = 0.76, 22e12, 5, 5.5
+DOUBLE = 3  # instructions for an operation of 64 bits, whose values lanes also exchange in two parts
 WORTH = 0.8  # time of several steps over that of single ones, at most
 EDGE = 1.3  # time of a tile at an edge over that of another
 
 
 def suggested(program: Program, vectors: bool) -> Tuning:
-    """Return a fast tuning: the cells of a lane are as many as fit for three steps of seven points."""
+    """Return a tuning for kernels that were not chosen: three steps of seven points fit."""
     words = sum((one.dtype.itemsize + 3) // 4 * one.components for one in program.inputs)
     columns = 2 if max(one.dtype.itemsize for one in program.inputs) > 2 else 4
     rows = max(CELLS // (columns * words), 1)
     return Tuning(columns=columns, lane_rows=rows, warps=WARPS, vectors=vectors)
 
 
-def best_steps(program: Program, feeds: Sequence[int | None], most: int, tuning: Tuning | None = None) -> int:
-    """Return the number of steps of one kernel, at most `most`, that is fastest as predicted.
-
-    1: kernels of one step, which compile in less time, are about as fast.
-    """
-    layout, tuning = layout_of(program, feeds), tuning or suggested(program, vectors=True)
-    seconds = [seconds_per_cell(layout, steps, tuning) for steps in range(1, most + 1)]
-    return seconds.index(min(seconds)) + 1 if min(seconds) < WORTH * seconds[0] else 1
-
-
 def tilings(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
     """Return the numbers of steps and the tiles that fit a processor, as a block of some warps has them."""
     layout, found = layout_of(program, feeds), []
     for columns, rows, warps in product(*TILINGS):
+        if columns == 2 and layout.widest <= 2:
+            continue  # a lane's columns are few bytes
         tuning = Tuning(columns=columns, lane_rows=rows, warps=warps, vectors=True)
         steps = 2
-        while fits(layout, steps, tuning):
+        while steps <= MOST_STEPS and fits(layout, steps, tuning):
             found.append(Choice(steps, tuning))
             steps += 1
     return found
@@ -74,7 +71,7 @@ def tilings(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
 def fastest_tiling(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
     """Return the tiling that is fastest as predicted; none if single steps are about as fast.
 
-    For programs that read further than the tile of `suggested` has room for.
+    Kernels of single steps compile in less time.
     """
     layout = layout_of(program, feeds)
     times = {one: seconds_per_cell(layout, one.steps, one.tuning) for one in tilings(program, feeds)}
@@ -89,15 +86,15 @@ def seconds_per_cell(layout: Layout, steps: int, tuning: Tuning) -> float:
     read = sum(one.dtype.itemsize * one.components for one in program.inputs)
     written = sum(one.dtype.itemsize * one.components for one in program.outputs)
     if steps == 1:
-        return (read + written) / (SINGLE * DEVICE_MEMORY)
+        return (read + written) / (REACHED * DEVICE_MEMORY)
     valid = _valid(layout, steps, tuning)
-    memory = (read * (1 + 1 / valid) / 2 + written) / steps / DEVICE_MEMORY
+    memory = (read * (1 + 1 / valid) / 2 + written) / steps / (REACHED * DEVICE_MEMORY)
     inside = layout.interior
     loads = sum(1 for one in inside.loads if (one.input, one.component) in layout.fixed)
-    slow = 2 if layout.widest == 8 else 1
+    slow = DOUBLE if layout.widest == 8 else 1
     instructions = slow * common_operations(inside) + OVERHEAD + FIXED * loads
     arithmetic = instructions / valid / OPERATIONS
-    return max(memory, arithmetic) + min(memory, arithmetic) / 4  # they hide each other in part
+    return max(memory, arithmetic) + min(memory, arithmetic) / 8  # they hide each other in part
 
 
 def _valid(layout: Layout, steps: int, tuning: Tuning) -> float:
@@ -107,17 +104,23 @@ def _valid(layout: Layout, steps: int, tuning: Tuning) -> float:
 
 
 def fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
-    """Return whether a processor can hold a block, and whether half of its tile is valid."""
-    if _valid(layout, steps, tuning) < 0.5 or constants(layout, steps, tuning)[1] > SHARED_BYTES:
+    """Return whether a processor can hold a block, and whether enough of its tile is valid."""
+    if _valid(layout, steps, tuning) < 0.6 or constants(layout, steps, tuning)[1] > SHARED_BYTES:
         return False
     return registers(layout, steps, tuning) <= min(REGISTERS, ALL_REGISTERS // (LANES * tuning.warps))
 
 
 def registers(layout: Layout, steps: int, tuning: Tuning) -> int:
-    """Estimate the registers of a thread: a plane of each level lives on in the place of an older one."""
-    planes = (steps + 1) * (_lag(layout) + layout.radius[0])
+    """Estimate the registers of a thread.
+
+    They hold planes of each level but the last, a plane that is computed, and one that has been asked for.
+    """
+    planes = steps * (_lag(layout) + layout.radius[0]) + (1 if tuning.stages else 2)
+    if any(one.components > 1 for one in layout.program.inputs):
+        planes += 3  # pairs are read and written together, and their products wait for each other
     words = sum(layout.words(place) for place, _ in layout.state)
-    return OTHERS + planes * words * tuning.columns * tuning.lane_rows
+    others = OTHERS + OTHERS_EACH * layout.radius[0]
+    return others + planes * words * tuning.columns * tuning.lane_rows
 
 
 def _lag(layout: Layout) -> int:
@@ -139,15 +142,28 @@ def valid_rows(layout: Layout, steps: int, tuning: Tuning) -> int:
 
 
 def constants(layout: Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int], int]:
-    """Return constants of kernels/steps_3d.cuh, and the bytes of its shared memory."""
+    """Return constants of kernels/steps_3d.cuh, and the bytes of its shared memory.
+
+    Raises NotFusable if planes cannot wait there.
+    """
     (rz, ry, rx), lag = layout.radius, _lag(layout)
     slots, rows = lag + rz + 1, tuning.warps * tuning.lane_rows
+    if tuning.stages and (slots % tuning.stages or any(one.components > 1 for one in layout.program.inputs)):
+        raise NotFusable(f"has no planes of one component that come in turns of {tuning.stages}")
     footprints = [layout.program.footprint(place) for place in range(len(layout.program.inputs))]
     reach = max(max(one[1]) for one in footprints)
     far = max((max(footprints[place][0]) for place, _ in layout.fixed), default=0)
     found = {"LOW_Z": layout.ends[0].before, "HIGH_Z": layout.ends[0].after}
     found["ENDS_FILLED"] = int(any(map(any, layout.filled)))
-    found |= {"H": tuning.lane_rows, "RZ": rz, "REACH_Y": reach, "REACH_Z": far, "LAG": lag, "SLOTS": slots}
+    found |= {
+        "STAGES": tuning.stages,
+        "H": tuning.lane_rows,
+        "RZ": rz,
+        "REACH_Y": reach,
+        "REACH_Z": far,
+        "LAG": lag,
+        "SLOTS": slots,
+    }
     columns = LANES * tuning.columns
     total = VECTOR_BYTES + _aligned(4 * (rows + 2 * reach + 1 + columns + 4 * (ry + rx)))
     shared_rows = steps * slots * (tuning.warps * min(tuning.lane_rows, 2 * ry) + 2 * ry)
@@ -156,6 +172,8 @@ def constants(layout: Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int
         found[f"SHARED{number}"] = total if beside else -1
         if beside:
             total += _aligned(shared_rows * columns * layout.operand(plane).dtype.itemsize)
+        found[f"STAGED{number}"] = total
+        total += _aligned(tuning.stages * rows * columns * layout.operand(plane).dtype.itemsize)
     return found, total
 
 

@@ -18,6 +18,7 @@ from meshrun.runner.compiler.trace.graph import Extents, Operand, Program
 from meshrun.runner.region import Array
 
 LANES = 32
+MOST_STEPS = 8  # instructions limit kernels of more steps
 WIDEST_READ = 4  # cells beside the own one along an axis
 MOST_ENDS = 16  # cells near the ends of an axis, if they read further than others
 REGISTERS = 230  # of a thread that keeps none in memory
@@ -51,7 +52,8 @@ class Tuning:
     processor holds, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as
     keep the processors busy to the end. vectors: whether to read blocks by vectors, which needs blocks that
     `takes_vectors` accepts. keeps: whether values that several rows read are kept instead of computed again
-    (`Layout.kept`).
+    (`Layout.kept`). stages: planes that are asked for before they are used and wait in shared memory, over
+    three axes; 0: one, which waits in registers.
     """
 
     columns: int = 4
@@ -62,6 +64,7 @@ class Tuning:
     rows: int = 0
     vectors: bool = False
     keeps: bool = False
+    stages: int = 0
 
 
 @dataclass(frozen=True)

@@ -74,15 +74,12 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     """
     found: list[Choice] = []
     if program.axes > 2:
-        tuning = step_kernel_3d.suggested(program, vectors=True)
-        most = fitting_steps(program, feeds, tuning)
         try:
             if layout_of(program, feeds).ends_read_further:
                 return []  # the text for tiles at the ends is long, and such tiles are many
         except NotFusable:
             return []
-        best = step_kernel_3d.best_steps(program, feeds, most, tuning) if most > 1 else 1
-        return [Choice(best, tuning)] if best > 1 else step_kernel_3d.fastest_tiling(program, feeds)
+        return step_kernel_3d.fastest_tiling(program, feeds)
     keeps = (False, True) if keeps_values(program, feeds) else (False,)
     for columns, blocks, kept in product(COLUMNS, BLOCKS, keeps):
         tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True, keeps=kept)
