@@ -156,7 +156,8 @@ class BlockLayout:
         """Set the constants of each axis before and after the array, of the block and of its filled part."""
         for layout in {self, self.filled}:
             layout.cval = cval
-            layout.__dict__.pop("outside", None)
+            if "outside" in vars(layout):
+                del layout.outside
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""

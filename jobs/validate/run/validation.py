@@ -28,7 +28,7 @@ from meshrun.jobs.validate.run.options import ValidateOptions
 from meshrun.jobs.validate.topology import topology_of
 from meshrun.jobs.validate.verdict import Alarm, Verdict
 from meshrun.runner.errors import UserError
-from meshrun.runner.spelling import option
+from meshrun.runner.spelling import command_option
 from meshrun.runner.system.host_settings import Setting
 from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
 
@@ -156,7 +156,7 @@ def undetectable(report: Report, plan: Plan) -> Iterator[str]:
     seconds = max((rung.measured for rung in report.verdict.rungs if rung.name == "gpu"), default=0.0)
     loaded = plan.tensor_seconds if ("gpu", "tensor") in measured else seconds
     if loaded and loaded < SOAK_LOAD_SECONDS and "soak" not in report.environment:
-        longer = option("soak", f"{SOAK_LOAD_SECONDS / LOAD_SHARE / 60:.0f}m")
+        longer = command_option("soak", f"{SOAK_LOAD_SECONDS / LOAD_SHARE / 60:.0f}m")
         yield (
             f"GPUs were loaded for {duration(loaded)}: a slowdown by heat or power that begins later is not "
             f"seen; {longer} loads them for longer"
