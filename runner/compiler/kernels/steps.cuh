@@ -31,8 +31,8 @@ enum Boundary { REFLECT, MIRROR, NEAREST, WRAP, CONSTANT, NONE };
 constexpr bool FILLED = BOUNDARY != WRAP && BOUNDARY != NONE;  // whether cells beyond the array are copies of others
 constexpr int LANES = 32, NEVER = -2147483647 - 1;
 
-INLINE constexpr int least(int a, int b) { return a < b ? a : b; }
-INLINE constexpr int most(int a, int b) { return a > b ? a : b; }
+INLINE int least(int a, int b) { return a < b ? a : b; }
+INLINE int most(int a, int b) { return a > b ? a : b; }
 INLINE constexpr int modulo(int a, int n) { return (a % n + n) % n; }
 
 // Which text: of tiles inside the array, of those at its ends along x (over three axes, along x and y), and of any.

@@ -8,9 +8,6 @@
 // the last barrier, one a plane. The outer MARGIN columns and MARGIN_Y rows of a tile are of no use after K
 // steps: they are another tile's.
 //
-// A plane of level 0 is asked for one plane ahead, in registers; or, if STAGES > 0, so many planes ahead: they are
-// copied to shared memory, in which each lane reads its own cells only.
-//
 // Cells beyond the array are computed like others and then replaced: along x by other lanes' values, along z by
 // other slots of the ring, and along y one plane later, from a copy in shared memory of the rows that they equal.
 // Only tiles and planes at an end of the array do so.
@@ -23,7 +20,6 @@ namespace steps {
 constexpr int CELLS = H * C, TX = LANES * C, TY = WARPS * H;
 constexpr int VALID = TX - 2 * MARGIN, MARGIN_Y = K * RY, VALID_Y = TY - 2 * MARGIN_Y;
 constexpr int SHARED_ROWS = H < 2 * RY ? H : 2 * RY;  // of a warp
-constexpr int ASKED = most(STAGES, 1);                // planes that have been asked for
 constexpr int LINES = TY + 2 * REACH_Y;               // rows that a tile reads of any input
 
 struct Planes {  // the state: planes of each level
@@ -71,11 +67,6 @@ template <int N, typename T> INLINE void read_global(T* into, const T* from) {
     const Items found = numpy::bits<Items>(__ldg(reinterpret_cast<const W*>(from)));
     UNROLL for (int i = 0; i < N; ++i) into[i] = found.item[i];
 }
-// As `read_global`, to shared memory; copies of fewer than four bytes are there at once.
-template <int N, typename T> INLINE void copy_global(T* into, const T* from) {
-    if constexpr (N * sizeof(T) >= 4) copy_async<N * sizeof(T)>(into, from);
-    else read_global<N>(into, from);
-}
 template <int N, typename T> INLINE void write_global(T* into, const T* from) {
     struct Items { T item[N]; };
     using W = typename Word<sizeof(Items)>::Type;
@@ -86,9 +77,6 @@ template <int N, typename T> INLINE void write_global(T* into, const T* from) {
 #else
 template <int N, typename T> INLINE void read_global(T* into, const T* from) {
     for (int i = 0; i < N; ++i) into[i] = from[i];
-}
-template <int N, typename T> INLINE void copy_global(T* into, const T* from) {
-    copy_async<N * sizeof(T)>(into, from);
 }
 template <int N, typename T> INLINE void write_global(T* into, const T* from) {
     for (int i = 0; i < N; ++i) into[i] = from[i];
@@ -127,8 +115,8 @@ INLINE int place_or_never(const Axis& axis, int place) {
 }
 
 // The lane's columns of row `y`, counted from the lane's first one, of a plane in memory, or what is beyond. PART: the
-// component, of pairs. LATER: whether `into` is shared memory, and the columns are there after `await_copies`.
-template <bool X_EDGE, int PART, bool LATER = false, typename T>
+// component, of pairs.
+template <bool X_EDGE, int PART, typename T>
 INLINE void read_line(T* into, const T* plane, int pitch, int stride, const Place& at, int y, T constant) {
     const int line = at.lines[REACH_Y + at.warp() * H + y];
     if (BOUNDARY == CONSTANT && line == NEVER) {
@@ -136,9 +124,7 @@ INLINE void read_line(T* into, const T* plane, int pitch, int stride, const Plac
     } else if (!X_EDGE) {
         const T* from = element(plane + at.column * stride, line, pitch);
         if (VECTOR > 1 && stride == 1) {
-            UNROLL for (int c = 0; c < C; c += VECTOR)
-                if constexpr (LATER) copy_global<VECTOR>(into + c, from + c);
-                else read_global<VECTOR>(into + c, from + c);
+            UNROLL for (int c = 0; c < C; c += VECTOR) read_global<VECTOR>(into + c, from + c);
         } else if (VECTOR > 1 && stride == 2) {
             T pairs[2 * C];  // one read for both parts
             UNROLL for (int c = 0; c < 2 * C; c += PIECE<T>) read_global<PIECE<T>>(pairs + c, from - PART + c);
@@ -146,10 +132,8 @@ INLINE void read_line(T* into, const T* plane, int pitch, int stride, const Plac
         } else UNROLL for (int c = 0; c < C; ++c) read_global<1>(into + c, from + c * stride);
     } else UNROLL for (int c = 0; c < C; ++c) {
         const int column = at.columns[at.lane() * C + c];
-        const T* from = element(plane, line, pitch) + column * stride;
         if (BOUNDARY == CONSTANT && column == NEVER) into[c] = constant;
-        else if constexpr (LATER) copy_global<1>(into + c, from);
-        else read_global<1>(into + c, from);
+        else read_global<1>(into + c, element(plane, line, pitch) + column * stride);
     }
 }
 // A plane in memory; none if it holds the boundary's constant.
@@ -357,29 +341,22 @@ INLINE void store_pair(const T (&a)[CELLS], const T (&b)[CELLS], T* cell, int64 
 template <Where WHERE, int LEVEL>
 INLINE void compute(const Planes& planes, int here, const Place& at, Patch& out);
 
-// Ask for a plane of level 0. rows: of the lane, `apart` elements from one to the next; LATER: in shared memory.
-template <bool EDGE, int PART, bool LATER, typename T>
-INLINE void request(T* rows, int apart, const T* cell, int64 planes, int pitch, int stride, const Place& at, int plane,
+// Ask for a plane of level 0.
+template <bool EDGE, int PART, typename T>
+INLINE void request(T (&patch)[CELLS], const T* cell, int64 planes, int pitch, int stride, const Place& at, int plane,
                     T constant) {
     const T* from = plane_of<EDGE>(cell, planes, at, plane);
-    if (EDGE && BOUNDARY == CONSTANT && from == nullptr) UNROLL for (int j = 0; j < H; ++j)
-        UNROLL for (int c = 0; c < C; ++c) rows[j * apart + c] = constant;
+    if (EDGE && BOUNDARY == CONSTANT && from == nullptr) UNROLL for (int c = 0; c < CELLS; ++c) patch[c] = constant;
     else if (EDGE && at.x_edge) UNROLL for (int j = 0; j < H; ++j)
-        read_line<true, PART, LATER>(rows + j * apart, from, pitch, stride, at, j, constant);
-    else UNROLL for (int j = 0; j < H; ++j)
-        read_line<false, PART, LATER>(rows + j * apart, from, pitch, stride, at, j, constant);
+        read_line<true, PART>(&patch[j * C], from, pitch, stride, at, j, constant);
+    else UNROLL for (int j = 0; j < H; ++j) read_line<false, PART>(&patch[j * C], from, pitch, stride, at, j, constant);
 }
-// The lane's first row of a plane in shared memory; the others are APART elements from one to the next.
-constexpr int APART = LANES * WARPS * C;
-template <typename T> INLINE T* staged(const Place& at, int offset, int stage) {
-    return reinterpret_cast<T*>(at.memory + offset) + stage * H * APART + int(threadIdx.x) * C;
-}
-// slot: of a plane in the ring, or in shared memory.
 template <bool EDGE> INLINE void request(Planes& planes, int slot, const Place& at, int plane, int last) {
-#define X(n, T, constant)                                                                                             request<EDGE, PART##n, (STAGES > 0)>(                                                                                 STAGES > 0 ? staged<T>(at, STAGED##n, slot) : planes.w##n[0][slot], STAGES > 0 ? APART : C, at.all.in##n,         at.all.in_planes##n, int(at.all.in_pitch##n), STRIDE##n, at, least(plane, last - 1 + K * RZ), T(constant));
+#define X(n, T, constant)                                                                                          \
+    request<EDGE, PART##n>(planes.w##n[0][slot], at.all.in##n, at.all.in_planes##n, int(at.all.in_pitch##n), STRIDE##n, at, \
+                  least(plane, last - 1 + K * RZ), T(constant));
     PLANES(X)
 #undef X
-    if constexpr (STAGES > 0) commit_copies();
 }
 
 template <Where WHERE, int LEVEL> INLINE void levels(Planes& planes, int phase, Place at, int first, int last) {
@@ -389,8 +366,7 @@ template <Where WHERE, int LEVEL> INLINE void levels(Planes& planes, int phase, 
         const int here = modulo(phase - LEVEL * LAG, SLOTS);
         Patch out;
         compute<WHERE, LEVEL>(planes, here, at, out);
-        const int next = STAGES > 0 ? modulo(phase, ASKED) : modulo(phase + 1, SLOTS);
-        if constexpr (LEVEL == 1) request<EDGE>(planes, next, at, at.plane + LAG + ASKED, last);
+        if constexpr (LEVEL == 1) request<EDGE>(planes, modulo(phase + 1, SLOTS), at, at.plane + LAG + 1, last);
         if constexpr (LEVEL < K) {
 #define X(n, T, constant)                                                                                       \
     if constexpr (EDGE && FILLED) {                                                                             \
@@ -441,14 +417,6 @@ template <Where WHERE> INLINE void advance(Planes& planes, const Place& at, int 
     UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
         Place now = at;
         now.plane += phase;
-        if constexpr (STAGES > 0) {
-            await_copies<ASKED - 1>();
-#define X(n, T, constant)              \
-    UNROLL for (int j = 0; j < H; ++j) \
-        read(&planes.w##n[0][phase][j * C], staged<T>(now, STAGED##n, modulo(phase, ASKED)) + j * APART);
-            PLANES(X)
-#undef X
-        }
         if constexpr (RY > 0) await(at.memory, (now.plane - first + K * RZ) & 1);
 #define X(n, T, constant) \
     if constexpr (SHARED##n >= 0) share<0>(planes.w##n[0][phase], now, SHARED##n, phase);
@@ -502,7 +470,7 @@ INLINE void run(const Arguments& all) {
     __syncthreads();
     if constexpr (RY > 0) arrive(memory);
     Planes planes = {};
-    UNROLL for (int p = 0; p < ASKED; ++p) request<true>(planes, p, at, at.plane + p, last);
+    request<true>(planes, 0, at, at.plane, last);
     // From `low` to before `high`, all levels' planes and those beside them are in the memory and the array.
     // There, conditions on the place are as between the ends of the array, too.
     const bool edge = at.x_edge || at.y_edge || near_end(all.x, x0 + RX, x0 + TX - RX, LOW_X, HIGH_X) ||
@@ -521,7 +489,6 @@ INLINE void run(const Arguments& all) {
         else if (ENDS && edge) advance<SIDES>(planes, at, first, last);
         else advance<INSIDE>(planes, at, first, last);
     }
-    if constexpr (STAGES > 0) await_copies<0>();
 }
 
 }  // namespace steps

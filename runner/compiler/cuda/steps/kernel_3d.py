@@ -115,7 +115,7 @@ def registers(layout: Layout, steps: int, tuning: Tuning) -> int:
 
     They hold planes of each level but the last, a plane that is computed, and one that has been asked for.
     """
-    planes = steps * (_lag(layout) + layout.radius[0]) + (1 if tuning.stages else 2)
+    planes = steps * (_lag(layout) + layout.radius[0]) + 2
     if any(one.components > 1 for one in layout.program.inputs):
         planes += 3  # pairs are read and written together, and their products wait for each other
     words = sum(layout.words(place) for place, _ in layout.state)
@@ -142,28 +142,15 @@ def valid_rows(layout: Layout, steps: int, tuning: Tuning) -> int:
 
 
 def constants(layout: Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int], int]:
-    """Return constants of kernels/steps_3d.cuh, and the bytes of its shared memory.
-
-    Raises NotFusable if planes cannot wait there.
-    """
+    """Return constants of kernels/steps_3d.cuh, and the bytes of its shared memory."""
     (rz, ry, rx), lag = layout.radius, _lag(layout)
     slots, rows = lag + rz + 1, tuning.warps * tuning.lane_rows
-    if tuning.stages and (slots % tuning.stages or any(one.components > 1 for one in layout.program.inputs)):
-        raise NotFusable(f"has no planes of one component that come in turns of {tuning.stages}")
     footprints = [layout.program.footprint(place) for place in range(len(layout.program.inputs))]
     reach = max(max(one[1]) for one in footprints)
     far = max((max(footprints[place][0]) for place, _ in layout.fixed), default=0)
     found = {"LOW_Z": layout.ends[0].before, "HIGH_Z": layout.ends[0].after}
     found["ENDS_FILLED"] = int(any(map(any, layout.filled)))
-    found |= {
-        "STAGES": tuning.stages,
-        "H": tuning.lane_rows,
-        "RZ": rz,
-        "REACH_Y": reach,
-        "REACH_Z": far,
-        "LAG": lag,
-        "SLOTS": slots,
-    }
+    found |= {"H": tuning.lane_rows, "RZ": rz, "REACH_Y": reach, "REACH_Z": far, "LAG": lag, "SLOTS": slots}
     columns = LANES * tuning.columns
     total = VECTOR_BYTES + _aligned(4 * (rows + 2 * reach + 1 + columns + 4 * (ry + rx)))
     shared_rows = steps * slots * (tuning.warps * min(tuning.lane_rows, 2 * ry) + 2 * ry)
@@ -172,8 +159,6 @@ def constants(layout: Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int
         found[f"SHARED{number}"] = total if beside else -1
         if beside:
             total += _aligned(shared_rows * columns * layout.operand(plane).dtype.itemsize)
-        found[f"STAGED{number}"] = total
-        total += _aligned(tuning.stages * rows * columns * layout.operand(plane).dtype.itemsize)
     return found, total
 
 

@@ -52,8 +52,7 @@ class Tuning:
     processor holds, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as
     keep the processors busy to the end. vectors: whether to read blocks by vectors, which needs blocks that
     `takes_vectors` accepts. keeps: whether values that several rows read are kept instead of computed again
-    (`Layout.kept`). stages: planes that are asked for before they are used and wait in shared memory, over
-    three axes; 0: one, which waits in registers.
+    (`Layout.kept`).
     """
 
     columns: int = 4
@@ -64,7 +63,6 @@ class Tuning:
     rows: int = 0
     vectors: bool = False
     keeps: bool = False
-    stages: int = 0
 
 
 @dataclass(frozen=True)
