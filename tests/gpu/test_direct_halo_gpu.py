@@ -122,10 +122,12 @@ def test_small_fields_exchange_seldom(
     steps = StepOptions(150, steps_per_exchange=every, halo=halo, until=-1.0, every=70)
     options = Options(device="cuda", fuse="require", grid=str(world.size), steps=steps, oversubscribe=True)
     record = run(job, inputs, outputs, {}, options, world=world)
-    assert record["steps"]["steps_per_exchange"] > 1
+    if every:  # as asked, or as many as the smallest block allows
+        assert record["steps"]["steps_per_exchange"] > 1
     expected = list(fields)
+    widths = [one if isinstance(one, tuple) else (one, one) for one in job.halo]
     for _ in range(150):
-        expected = list(job.function(*(padded(field, job.halo, job.boundary) for field in expected)))
+        expected = list(job.function(*(padded(field, widths, job.boundary) for field in expected)))
     for path, field in zip(outputs, expected, strict=True):
         same(world, path, field)
 
