@@ -276,7 +276,8 @@ def test_a_process_a_gpu_measures_the_same_cells(tmp_path: Path) -> None:
 
 def test_nvbandwidths_output() -> None:
     """Text and JSON of the same cases, with versions of CUDA and of the driver."""
-    words = [*PROGRAM, "nvbandwidth", "-b", "64", "-t", "0", "34", "32"]
+    cases = ["0", "34", "32"] if cuda.count() > 1 else ["0"]  # those between GPUs are waived on one
+    words = [*PROGRAM, "nvbandwidth", "-b", "64", "-t", *cases]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"^CUDA Runtime Version: \d{5}$", ended.stdout, re.MULTILINE)
