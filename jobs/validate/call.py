@@ -46,7 +46,7 @@ def validate(*, ranks: int | None = None, **options: Any) -> ValidateRecord:
     ----------
     ranks : int, optional
         Number of ranks, one per GPU. Default: 1. A simulated fleet needs none.
-    **options
+    **options : object
         Options of `meshrun validate`, with underscores: `simulate="hosts=4,gpus=8"`, `rungs="gpu,pairs"`,
         `quick=True`, `keep_going=False`, `budget="60s"`, `device="cpu"`, `html="page.html"`. `json`, `nagios`
         and `debug` are not among them.

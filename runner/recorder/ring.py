@@ -77,7 +77,7 @@ _PEER = struct.Struct(f"{PEER_WORDS}q")
 # Changes complete, entered, left, nanoseconds (sum of left less sum of entered), bytes, steps, unused, and
 # changes begun. A reader copies the words in this order: it has whole ones if the first equals the last.
 _TOTAL = struct.Struct("8q")
-READS_MOST = 5  # of a file whose totals are being written
+READS_MOST = 50  # of a total that is being written
 _pack = _RECORD.pack_into
 _now = time.monotonic_ns
 _thread = threading.get_ident
@@ -374,23 +374,39 @@ def read(path: Path, now: int | None = None, last: int = RECORDS) -> Recording |
     operations to read, from the last one back; the totals count all of them."""
     # The time before the file is read: an operation that is left meanwhile must not count as longer.
     at, content = _now(), read_bytes(path)
-    for _ in range(READS_MOST):
-        if content is None or not _changing(content):
-            break
-        at, content = _now(), read_bytes(path)
     about = None if content is None else _about(content)
-    if content is None or about is None:
+    totals = _whole_totals(path)
+    if content is None or about is None or totals is None:
         return None
     try:
-        return _recording(content, about, at if now is None else now, last)
+        return _recording(content[:TOTALS_AT] + totals, about, at if now is None else now, last)
     except (ValueError, LookupError, TypeError):
         return None
 
 
-def _changing(content: bytes) -> bool:
-    """Whether any totals were being written when the file was read."""
-    totals = _TOTAL.iter_unpack(content[TOTALS_AT:SIZE])
-    return any(complete != begun for complete, *_, begun in totals)
+def _whole_totals(path: Path) -> bytes | None:
+    """Return the totals of a file, each read until it is whole, or `READS_MOST` times; None without a file.
+
+    Word by word: to read a file copies the words of a cache line in any order.
+    """
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as whole,
+            whole.cast("q") as words,
+        ):
+            found = bytearray(SIZE - TOTALS_AT)
+            for place in range(0, len(found), _TOTAL.size):
+                first = (TOTALS_AT + place) // 8
+                for _ in range(READS_MOST if words[first + 7] else 0):
+                    total = [words[first + n] for n in range(8)]
+                    _TOTAL.pack_into(found, place, *total)
+                    if total[0] == total[7]:
+                        break
+            return bytes(found)
+    except (OSError, ValueError):  # a file that is too short
+        return None
 
 
 def _recording(content: bytes, about: dict[str, Any], now: int, last: int) -> Recording:

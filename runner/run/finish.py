@@ -17,7 +17,7 @@ from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.prepare import RunContext
 from meshrun.runner.storage.formats.registry import Sink
-from meshrun.runner.world.stuck.monitor import slow_parts
+from meshrun.runner.world.stuck import monitor
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "versions": world.versions(),
         "seconds": time.perf_counter() - begin,
     }
-    if (slow := slow_parts()) is not None:
-        record["slow"] = slow
+    if monitor.WATCHING:
+        record["slow"] = monitor.slow_parts()
     if options.json is not None and world.rank == 0:
         write_json(Path(options.json), "run", SCHEMA, record)
     return envelope("run", SCHEMA, record)

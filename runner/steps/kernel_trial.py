@@ -33,11 +33,8 @@ CLEARLY = 1.02  # time of the predicted choice over that of the fastest, with wh
 
 
 @contextmanager
-def measuring(stepper: Stepper) -> Iterator[KernelTrial | None]:
-    """Yield the trial of a stepper's kernel; None if it has no rivals."""
-    if not stepper.rivals:
-        yield None
-        return
+def measuring(stepper: Stepper) -> Iterator[KernelTrial]:
+    """Yield the trial of the kernel of a stepper that has rivals."""
     trial = KernelTrial(stepper)
     try:
         yield trial

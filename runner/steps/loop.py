@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,7 +48,7 @@ def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) 
     for observer in observers:
         observer.begin(stepper)
     stopped = False
-    with measuring(stepper) as trial:
+    with measuring(stepper) if stepper.rivals else nullcontext() as trial:
         while stepper.done < steps and not stopped:
             wanted = [observer.next_step(stepper.done) for observer in observers]
             target = min([steps, *wanted])

@@ -85,7 +85,7 @@ def weighted(widths: Any) -> Any:
     def function(block: Any, other: Any) -> Any:
         (low, high), (left, right) = widths
         rows, columns = block.shape[0] - low - high, block.shape[1] - left - right
-        total = np.zeros((rows, columns), np.uint32)
+        total = block[low : low + rows, left : left + columns] & np.uint32(0)
         for i in range(low + high + 1):
             for j in range(left + right + 1):
                 part = (slice(i, i + rows), slice(j, j + columns))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 STALL_TIMEOUT = 300.0  # seconds without progress
 _KEPT: list[subprocess.Popen[str]] = []  # their pipes close when this process ends, which ends them
-_WATCHING: list[subprocess.Popen[str]] = []  # those of them that name slow parts
+WATCHING: list[subprocess.Popen[str]] = []  # those of them that name slow parts
 PROCESS = "meshrun.runner.world.stuck.monitor_process"
 
 
@@ -131,13 +131,10 @@ def start(world: World, started: Started, *, stalls: bool = True) -> list[str]:
     return [f"a stall of this run would not be noticed: {error}"] if error else []
 
 
-def slow_parts() -> list[dict[str, Any]] | None:
-    """Return the slow parts that the monitor of rank 0 has named since the last call; None if this process
-    has started none that watches."""
-    if not _WATCHING:
-        return None
+def slow_parts() -> list[dict[str, Any]]:
+    """Return the slow parts that the monitors in `WATCHING` have named since the last call."""
     parts = []
-    for process in _WATCHING:
+    for process in WATCHING:
         assert process.stdout is not None
         pipe, text = process.stdout.fileno(), b""
         os.set_blocking(pipe, False)
@@ -159,5 +156,5 @@ def _start(setting: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
         return {"error": process}
     _KEPT.append(process)
     if setting["watch"]:
-        _WATCHING.append(process)
+        WATCHING.append(process)
     return helper_process.first_message(process, "monitor") if waits else {}

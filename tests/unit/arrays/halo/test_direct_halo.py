@@ -483,7 +483,8 @@ def test_graphs_hold_several_kernels_between_two_exchanges(
     same, record = run_heat(tmp_path, devices=True, fuse="require", steps_per_exchange=between)
     assert same
     assert sum(taken) >= 12
-    assert record["steps"]["exchanges"] == -(-40 // between) - 1
+    needed = -(-40 // between) - 1
+    assert needed <= record["steps"]["exchanges"] <= needed + 1  # a graph of the last steps ends with one
 
 
 def noted_replays(patch: pytest.MonkeyPatch) -> list[int]:

@@ -121,23 +121,23 @@ def test_ranks_that_are_threads_pickle_one_after_the_other(
     )
     (tmp_path / "job.py").write_text(text)
     task = planned(find(f"{tmp_path / 'job.py'}:job"), np.ones((4, 4), np.float32))
-    second_inside, first_done, pickler = threading.Event(), threading.Event(), pickling._Pickler
+    second_inside, first_done, dump = threading.Event(), threading.Event(), pickling._dump
     first_inside, found = threading.Event(), []
 
-    def slow(file: Any) -> Any:
+    def slow(value: Any, file: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             first_inside.set()
             second_inside.wait(0.3)
         else:
             second_inside.set()
             first_done.wait(0.3)
-        return pickler(file)
+        return dump(value, file)
 
     def other() -> None:
         first_inside.wait()
         found.append(pickling.dumps(task))
 
-    monkeypatch.setattr(pickling, "_Pickler", slow)
+    monkeypatch.setattr(pickling, "_dump", slow)
     thread = threading.Thread(target=other)
     thread.start()
     first = pickling.dumps(task)
